@@ -1,0 +1,1 @@
+"""OpenAI-compatible HTTP: plain ASGI where it is hot, FastAPI for the rest."""

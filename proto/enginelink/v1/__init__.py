@@ -1,0 +1,1 @@
+"""EngineLink v1 messages and stubs, generated from the .proto files beside this."""

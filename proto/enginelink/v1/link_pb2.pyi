@@ -1,0 +1,232 @@
+from openengine.v1 import error_pb2 as _error_pb2
+from openengine.v1 import generation_pb2 as _generation_pb2
+from openengine.v1 import model_pb2 as _model_pb2
+from openengine.v1 import server_pb2 as _server_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Phase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PHASE_UNSPECIFIED: _ClassVar[Phase]
+    PHASE_CONTEXT: _ClassVar[Phase]
+    PHASE_GENERATION: _ClassVar[Phase]
+    PHASE_AGGREGATED: _ClassVar[Phase]
+
+class StopReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    STOP_REASON_UNSPECIFIED: _ClassVar[StopReason]
+    STOP_REASON_TOOL_CALL: _ClassVar[StopReason]
+    STOP_REASON_END_OF_TURN: _ClassVar[StopReason]
+    STOP_REASON_LENGTH: _ClassVar[StopReason]
+PHASE_UNSPECIFIED: Phase
+PHASE_CONTEXT: Phase
+PHASE_GENERATION: Phase
+PHASE_AGGREGATED: Phase
+STOP_REASON_UNSPECIFIED: StopReason
+STOP_REASON_TOOL_CALL: StopReason
+STOP_REASON_END_OF_TURN: StopReason
+STOP_REASON_LENGTH: StopReason
+
+class EdgeMessage(_message.Message):
+    __slots__ = ("hello", "submits", "cancels", "updates")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    SUBMITS_FIELD_NUMBER: _ClassVar[int]
+    CANCELS_FIELD_NUMBER: _ClassVar[int]
+    UPDATES_FIELD_NUMBER: _ClassVar[int]
+    hello: Hello
+    submits: _containers.RepeatedCompositeFieldContainer[Submit]
+    cancels: _containers.RepeatedCompositeFieldContainer[Cancel]
+    updates: _containers.RepeatedCompositeFieldContainer[ConversationUpdate]
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., cancels: _Optional[_Iterable[_Union[Cancel, _Mapping]]] = ..., updates: _Optional[_Iterable[_Union[ConversationUpdate, _Mapping]]] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("revision", "edge_id", "envelope")
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    EDGE_ID_FIELD_NUMBER: _ClassVar[int]
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    revision: int
+    edge_id: str
+    envelope: str
+    def __init__(self, revision: _Optional[int] = ..., edge_id: _Optional[str] = ..., envelope: _Optional[str] = ...) -> None: ...
+
+class Submit(_message.Message):
+    __slots__ = ("handle", "request_id", "model", "phase", "token_ids", "sampling", "stopping", "response", "kv_session", "cache_salt", "bypass_prefix_cache", "conversation_id", "lineage", "tenant_tag", "traceparent", "tracestate", "resumed_tokens")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLING_FIELD_NUMBER: _ClassVar[int]
+    STOPPING_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    KV_SESSION_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    BYPASS_PREFIX_CACHE_FIELD_NUMBER: _ClassVar[int]
+    CONVERSATION_ID_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_FIELD_NUMBER: _ClassVar[int]
+    TENANT_TAG_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    TRACESTATE_FIELD_NUMBER: _ClassVar[int]
+    RESUMED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    request_id: str
+    model: str
+    phase: Phase
+    token_ids: bytes
+    sampling: _generation_pb2.SamplingParams
+    stopping: _generation_pb2.StoppingOptions
+    response: _generation_pb2.ResponseOptions
+    kv_session: bytes
+    cache_salt: bytes
+    bypass_prefix_cache: bool
+    conversation_id: str
+    lineage: str
+    tenant_tag: bytes
+    traceparent: str
+    tracestate: str
+    resumed_tokens: int
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_generation_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_generation_pb2.StoppingOptions, _Mapping]] = ..., response: _Optional[_Union[_generation_pb2.ResponseOptions, _Mapping]] = ..., kv_session: _Optional[bytes] = ..., cache_salt: _Optional[bytes] = ..., bypass_prefix_cache: _Optional[bool] = ..., conversation_id: _Optional[str] = ..., lineage: _Optional[str] = ..., tenant_tag: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., resumed_tokens: _Optional[int] = ...) -> None: ...
+
+class Cancel(_message.Message):
+    __slots__ = ("handle",)
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    def __init__(self, handle: _Optional[int] = ...) -> None: ...
+
+class ConversationUpdate(_message.Message):
+    __slots__ = ("conversation_id", "generating", "ended", "closed", "returned")
+    CONVERSATION_ID_FIELD_NUMBER: _ClassVar[int]
+    GENERATING_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
+    RETURNED_FIELD_NUMBER: _ClassVar[int]
+    conversation_id: str
+    generating: Generating
+    ended: Ended
+    closed: Closed
+    returned: Returned
+    def __init__(self, conversation_id: _Optional[str] = ..., generating: _Optional[_Union[Generating, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., closed: _Optional[_Union[Closed, _Mapping]] = ..., returned: _Optional[_Union[Returned, _Mapping]] = ...) -> None: ...
+
+class Generating(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Ended(_message.Message):
+    __slots__ = ("reason", "final")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    FINAL_FIELD_NUMBER: _ClassVar[int]
+    reason: StopReason
+    final: bool
+    def __init__(self, reason: _Optional[_Union[StopReason, str]] = ..., final: _Optional[bool] = ...) -> None: ...
+
+class Closed(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Returned(_message.Message):
+    __slots__ = ("envelope",)
+    ENVELOPE_FIELD_NUMBER: _ClassVar[int]
+    envelope: str
+    def __init__(self, envelope: _Optional[str] = ...) -> None: ...
+
+class WorkerMessage(_message.Message):
+    __slots__ = ("welcome", "step")
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    welcome: Welcome
+    step: Step
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("server", "model", "load")
+    SERVER_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    server: _server_pb2.ServerInfo
+    model: _model_pb2.ModelInfo
+    load: Load
+    def __init__(self, server: _Optional[_Union[_server_pb2.ServerInfo, _Mapping]] = ..., model: _Optional[_Union[_model_pb2.ModelInfo, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+
+class Step(_message.Message):
+    __slots__ = ("number", "handles", "token_ids", "events", "load")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    HANDLES_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    handles: bytes
+    token_ids: bytes
+    events: _containers.RepeatedCompositeFieldContainer[Event]
+    load: Load
+    def __init__(self, number: _Optional[int] = ..., handles: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
+
+class Event(_message.Message):
+    __slots__ = ("handle", "started", "token", "prefill_ready", "kv_arrived", "finished", "error")
+    HANDLE_FIELD_NUMBER: _ClassVar[int]
+    STARTED_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_READY_FIELD_NUMBER: _ClassVar[int]
+    KV_ARRIVED_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    handle: int
+    started: Started
+    token: _generation_pb2.TokenInfo
+    prefill_ready: PrefillReady
+    kv_arrived: KvArrived
+    finished: Finished
+    error: _error_pb2.EngineError
+    def __init__(self, handle: _Optional[int] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., token: _Optional[_Union[_generation_pb2.TokenInfo, _Mapping]] = ..., prefill_ready: _Optional[_Union[PrefillReady, _Mapping]] = ..., kv_arrived: _Optional[_Union[KvArrived, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., error: _Optional[_Union[_error_pb2.EngineError, _Mapping]] = ...) -> None: ...
+
+class Started(_message.Message):
+    __slots__ = ("cached_prompt_tokens",)
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    cached_prompt_tokens: int
+    def __init__(self, cached_prompt_tokens: _Optional[int] = ...) -> None: ...
+
+class PrefillReady(_message.Message):
+    __slots__ = ("kv_session", "first_token", "usage")
+    KV_SESSION_FIELD_NUMBER: _ClassVar[int]
+    FIRST_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    kv_session: bytes
+    first_token: _generation_pb2.TokenInfo
+    usage: _generation_pb2.Usage
+    def __init__(self, kv_session: _Optional[bytes] = ..., first_token: _Optional[_Union[_generation_pb2.TokenInfo, _Mapping]] = ..., usage: _Optional[_Union[_generation_pb2.Usage, _Mapping]] = ...) -> None: ...
+
+class KvArrived(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Finished(_message.Message):
+    __slots__ = ("reason", "stop_match", "usage")
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STOP_MATCH_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    reason: _generation_pb2.FinishReason
+    stop_match: _generation_pb2.StopMatch
+    usage: _generation_pb2.Usage
+    def __init__(self, reason: _Optional[_Union[_generation_pb2.FinishReason, str]] = ..., stop_match: _Optional[_Union[_generation_pb2.StopMatch, _Mapping]] = ..., usage: _Optional[_Union[_generation_pb2.Usage, _Mapping]] = ...) -> None: ...
+
+class Load(_message.Message):
+    __slots__ = ("running_requests", "queued_requests", "queued_tokens", "used_pages", "total_pages", "draining")
+    RUNNING_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    USED_PAGES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_PAGES_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    running_requests: int
+    queued_requests: int
+    queued_tokens: int
+    used_pages: int
+    total_pages: int
+    draining: bool
+    def __init__(self, running_requests: _Optional[int] = ..., queued_requests: _Optional[int] = ..., queued_tokens: _Optional[int] = ..., used_pages: _Optional[int] = ..., total_pages: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""OpenEngine v1 messages and stubs, generated from the .proto files beside this."""
