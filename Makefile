@@ -1,0 +1,27 @@
+.DEFAULT_GOAL := help
+
+.PHONY: help run test lint types format proto bench
+
+help: ## List the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+
+run: ## Install, then serve the embedded model on this machine
+	@scripts/run
+
+test: ## Install, then run every check and test
+	@scripts/test
+
+lint: ## Lint, and check the layers
+	@.venv/bin/ruff format --check . && .venv/bin/ruff check . && .venv/bin/lint-imports
+
+types: ## Check the types
+	@.venv/bin/mypy
+
+format: ## Format the code and fix what can be fixed
+	@.venv/bin/ruff format . && .venv/bin/ruff check --fix .
+
+proto: ## Generate the protocol code again
+	@scripts/proto
+
+bench: ## Measure this machine; JSON and a table
+	@scripts/install edge,worker,dev && .venv/bin/kinroute bench

@@ -1,0 +1,91 @@
+"""The command `kinroute`. Each subcommand is imported when it is asked for, so that none pays for another."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from kinroute.problem import Problem
+from kinroute.processes import die_with_parent
+
+VERSION = "0.1.0"
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    from kinroute.up import up
+
+    return up(arguments.config, port=arguments.port, admin_port=arguments.admin_port, new_key=arguments.new_key)
+
+
+def _edge(arguments: argparse.Namespace) -> int:
+    from edge.app import run_edge
+    from edge.settings import load_settings
+
+    return run_edge(load_settings(arguments.config))
+
+
+def _worker(arguments: argparse.Namespace) -> int:
+    from worker.app import run_worker
+    from worker.settings import load_settings
+
+    return run_worker(load_settings(arguments.config))
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from kinroute.demo import demo
+
+    return demo(url=arguments.url, key=arguments.key)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    from bench.__main__ import main as bench
+
+    return bench(arguments.rest)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kinroute", description="Serves language models to families of agents.")
+    parser.add_argument("--version", action="version", version=f"kinroute {VERSION}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text)
+        added.set_defaults(run=run)
+        return added
+
+    up = command("up", _up, "Start an edge and its workers on this machine; Ctrl-C stops them all.")
+    up.add_argument("--config", type=Path, metavar="FILE", help="YAML; without it, the embedded model is served")
+    up.add_argument("--port", type=int, metavar="N", help="HTTP port of the edge (default 8000, or as configured)")
+    up.add_argument("--admin-port", type=int, metavar="N", help="admin port of the edge (default 8001, or as configured)")
+    up.add_argument("--new-key", action="store_true", help="replace the API key; the old one stops working")
+    edge = command("edge", _edge, "Run one edge. Every key can be overridden: KINROUTE_EDGE_<KEY>, __ between levels.")
+    edge.add_argument("--config", type=Path, metavar="FILE", help="YAML")
+    worker = command(
+        "worker", _worker, "Run one worker and its ranks. Overrides: KINROUTE_WORKER_<KEY>, __ between levels."
+    )
+    worker.add_argument("--config", type=Path, metavar="FILE", help="YAML")
+    demo = command("demo", _demo, "Play a parent and two sub-agents against a running system, and show who reused what.")
+    demo.add_argument("--url", help="the edge's address (default: the system that `kinroute up` runs here)")
+    demo.add_argument("--key", help="API key (default: the one that `kinroute up` made)")
+    bench = command("bench", _bench, "Measure this machine; ratios side by side in one run.")
+    bench.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="see `kinroute bench --help`")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    die_with_parent()
+    arguments = _parser().parse_args(argv)
+    try:
+        code: int = arguments.run(arguments)
+    except Problem as problem:
+        sys.stderr.write(f"{problem}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
