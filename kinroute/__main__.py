@@ -58,7 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     up = command("up", _up, "Start an edge and its workers on this machine; Ctrl-C stops them all.")
     up.add_argument("--config", type=Path, metavar="FILE", help="YAML; without it, the embedded model is served")
     up.add_argument("--port", type=int, metavar="N", help="HTTP port of the edge (default 8000, or as configured)")
-    up.add_argument("--admin-port", type=int, metavar="N", help="admin port of the edge (default 8001, or as configured)")
+    up.add_argument(
+        "--admin-port", type=int, metavar="N", help="admin port of the edge (default 8001, or as configured)"
+    )
     up.add_argument("--new-key", action="store_true", help="replace the API key; the old one stops working")
     edge = command("edge", _edge, "Run one edge. Every key can be overridden: KINROUTE_EDGE_<KEY>, __ between levels.")
     edge.add_argument("--config", type=Path, metavar="FILE", help="YAML")
@@ -66,7 +68,9 @@ def _parser() -> argparse.ArgumentParser:
         "worker", _worker, "Run one worker and its ranks. Overrides: KINROUTE_WORKER_<KEY>, __ between levels."
     )
     worker.add_argument("--config", type=Path, metavar="FILE", help="YAML")
-    demo = command("demo", _demo, "Play a parent and two sub-agents against a running system, and show who reused what.")
+    demo = command(
+        "demo", _demo, "Play a parent and two sub-agents against a running system, and show who reused what."
+    )
     demo.add_argument("--url", help="the edge's address (default: the system that `kinroute up` runs here)")
     demo.add_argument("--key", help="API key (default: the one that `kinroute up` made)")
     bench = command("bench", _bench, "Measure this machine; ratios side by side in one run.")

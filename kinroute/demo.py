@@ -1,4 +1,4 @@
-"""`kinroute demo`: a parent spawns two sub-agents, which finish, and returns; shows who served each and what was cached."""
+"""`kinroute demo`: a parent spawns two sub-agents, which finish, and returns; shows who served each, and its cache hits."""
 
 from __future__ import annotations
 
@@ -157,7 +157,9 @@ def _running_url() -> str:
     try:
         return str(json.loads((paths.state_folder() / NOTE).read_text())["url"])
     except (OSError, ValueError, KeyError):
-        raise Problem("Kinroute does not run here: start it with scripts/run, or name its address with --url.") from None
+        raise Problem(
+            "Kinroute does not run here: start it with scripts/run, or name its address with --url."
+        ) from None
 
 
 def _local_key() -> str:

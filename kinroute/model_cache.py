@@ -66,11 +66,11 @@ def _make(folder: Path, steps: Steps) -> None:
     for leftover in folder.parent.glob(f".{NAME}-*"):
         shutil.rmtree(leftover, ignore_errors=True)
     gguf = _packaged_gguf()
-    free = shutil.disk_usage(folder.parent).free
-    if free < CONVERTED_BYTES:
+    needed_mb, free_mb = CONVERTED_BYTES // 1_000_000, shutil.disk_usage(folder.parent).free // 1_000_000
+    if free_mb < needed_mb:
         raise Problem(
-            f"The embedded model needs {CONVERTED_BYTES // 1_000_000} MB in {folder.parent}, but {free // 1_000_000} MB "
-            "are free there: make room, or point XDG_CACHE_HOME to another disk."
+            f"The embedded model needs {needed_mb} MB in {folder.parent}, but {free_mb} MB are free there: make room, "
+            "or point XDG_CACHE_HOME to another disk."
         )
     building = Path(tempfile.mkdtemp(prefix=f".{NAME}-", dir=folder.parent))
     try:

@@ -49,7 +49,9 @@ def read(file: Path | None) -> dict[str, Any]:
     if not isinstance(config["edge"], dict):
         raise Problem(f"In {file}, edge must be a mapping, as `kinroute edge --config` reads it.")
     if not isinstance(workers, list) or not workers or not all(isinstance(worker, dict) for worker in workers):
-        raise Problem(f"In {file}, workers must be a list of at least one mapping, as `kinroute worker --config` reads it.")
+        raise Problem(
+            f"In {file}, workers must be a list of at least one mapping, as `kinroute worker --config` reads it."
+        )
     roles = {worker.get("role", "aggregated") for worker in workers}
     if "aggregated" not in roles and not {"context", "generation"} <= roles:
         raise Problem(f"In {file}, workers need a context and a generation worker, or an aggregated one.")

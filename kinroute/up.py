@@ -197,9 +197,8 @@ class System:
                 news = self._news.get(timeout=max(0.0, deadline_s - time.monotonic()))
             except queue.Empty:
                 late = ", ".join(name for name in names if event not in heard[name])
-                raise Problem(
-                    f"{late} did not start within {READY_DEADLINE_S:.0f} s; its log is in {paths.state_folder() / 'logs'}."
-                ) from None
+                logs = paths.state_folder() / "logs"
+                raise Problem(f"{late} did not start within {READY_DEADLINE_S:.0f} s; its log is in {logs}.") from None
             if news.event == "exited":
                 raise Problem(self._ended(news))
             heard.setdefault(news.child, {})[news.event] = news
@@ -209,11 +208,14 @@ class System:
 
     def _ended(self, news: News) -> str:
         child = next(child for child in self._children if child.name == news.child)
-        return f"{child.last_lines()}\n{news.child} ended with code {news.members['code']}; its whole log is {child.log}."
+        return (
+            f"{child.last_lines()}\n{news.child} ended with code {news.members['code']}; its whole log is {child.log}."
+        )
 
 
 def _greeting(http: str, key: str, model: str) -> str:
     base = f"http://{http}/v1"
+    command = Path(sys.executable).with_name("kinroute")
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}]})
     return f"""
 Kinroute is ready at {base}
@@ -227,5 +229,5 @@ API key: {key}
 
   export OPENAI_BASE_URL={base} OPENAI_API_KEY={key}
 
-In another terminal, `{Path(sys.executable).with_name("kinroute")} demo` plays a family of agents. Ctrl-C stops everything.
+In another terminal, `{command} demo` plays a family of agents. Ctrl-C stops everything.
 """
