@@ -1,4 +1,4 @@
-"""`kinroute demo`: a parent spawns two sub-agents, which finish, and returns; shows who served each, and its cache hits."""
+"""`kinroute demo`: a parent spawns two sub-agents, which finish, and returns; shows who served each and what it reused."""
 
 from __future__ import annotations
 

@@ -1,0 +1,187 @@
+"""`kinroute up` with the embedded model: real processes, the real model, the real `openai` client."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import openai
+import psutil
+import pytest
+
+READY_S = 120.0
+GONE_S = 30.0
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class Home:
+    """A user's XDG folders and the ports that this test's system uses."""
+
+    folder: Path
+    port: int
+    admin_port: int
+
+    @property
+    def environment(self) -> dict[str, str]:
+        names = {"XDG_CONFIG_HOME": "config", "XDG_CACHE_HOME": "cache", "XDG_STATE_HOME": "state"}
+        return os.environ | {variable: str(self.folder / name) for variable, name in names.items()}
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "kinroute", *arguments]
+
+    def up(self, *arguments: str) -> subprocess.Popen[str]:
+        ports = ["--port", str(self.port), "--admin-port", str(self.admin_port)]
+        return subprocess.Popen(
+            self.command("up", *ports, *arguments),
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments), env=self.environment, capture_output=True, text=True, timeout=GONE_S, check=False
+        )
+
+
+def wait_greeting(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    assert process.stderr is not None
+    said = ""
+    for line in process.stdout:
+        said += line
+        if "Ctrl-C" in line:
+            return said
+    raise AssertionError(f"up ended before it was ready: {process.stderr.read()}")
+
+
+def family_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children(recursive=True)
+
+
+def assert_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=GONE_S)
+    assert not alive, alive
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    return Home(tmp_path_factory.mktemp("home"), free_port(), free_port())
+
+
+@pytest.fixture
+def running(home: Home) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    process = home.up()
+    try:
+        yield process, wait_greeting(process)
+    finally:
+        family = family_of(process) if process.poll() is None else []
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=GONE_S)
+        assert_gone(family)
+
+
+def key_in(greeting: str) -> str:
+    found = re.search(r"API key: (\S+)", greeting)
+    assert found
+    return found[1]
+
+
+def test_it_serves_the_embedded_model_refuses_a_second_start_and_plays_the_demo(
+    home: Home, running: tuple[subprocess.Popen[str], str]
+) -> None:
+    _, greeting = running
+    client = openai.OpenAI(base_url=f"http://127.0.0.1:{home.port}/v1", api_key=key_in(greeting), max_retries=0)
+
+    answer = client.chat.completions.create(
+        model="smollm2-135m-instruct",
+        messages=[{"role": "user", "content": "What is the capital of France? One word."}],
+        max_tokens=8,
+        temperature=0,
+    )
+    assert "Paris" in (answer.choices[0].message.content or "")
+
+    second = home.run("up", "--port", str(free_port()))
+    assert second.returncode == 1
+    assert f"already runs here, at http://127.0.0.1:{home.port}" in second.stderr
+
+    demo = home.run("demo")
+    assert demo.returncode == 0, demo.stderr
+    cached = [
+        int(row[-1])
+        for row in (re.findall(r"\d+", line) for line in demo.stdout.splitlines() if "agent" in line or "turn" in line)
+    ]
+    assert len(cached) == 5, demo.stdout
+    assert cached[0] == 0
+    assert min(cached[3:]) > 0, "the parent's second turn and the sub-agent's second turn reuse what is cached"
+
+
+def test_ctrl_c_ends_every_process(home: Home) -> None:
+    process = home.up()
+    wait_greeting(process)
+    family = family_of(process)
+    assert len(family) >= 6, "an edge, two launchers, three ranks"
+
+    process.send_signal(signal.SIGINT)
+
+    _, errors = process.communicate(timeout=GONE_S)
+    assert process.returncode == 0, errors
+    assert_gone(family)
+
+
+def test_processes_end_even_when_up_is_killed(home: Home) -> None:
+    process = home.up()
+    wait_greeting(process)
+    family = family_of(process)
+
+    process.kill()
+
+    process.communicate(timeout=GONE_S)
+    assert_gone(family)
+
+
+def test_a_new_key_replaces_the_old_one_and_a_start_without_it_keeps_it(home: Home) -> None:
+    keys = []
+    for arguments in ((), ("--new-key",)):
+        process = home.up(*arguments)
+        began_s = time.monotonic()
+        keys.append(key_in(wait_greeting(process)))
+        assert time.monotonic() - began_s < READY_S
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=GONE_S)
+    assert keys[0] != keys[1]
+    mode = (home.folder / "config" / "kinroute" / "keys.json").stat().st_mode & 0o777
+    assert mode == 0o600
+
+
+def test_a_taken_port_is_named_with_what_to_do(home: Home) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        refused = home.run("up", "--port", str(port))
+    assert refused.returncode == 1
+    assert f"cannot listen on 127.0.0.1:{port}" in refused.stderr
+    assert "--port" in refused.stderr
+
+
+def test_the_demo_says_what_to_do_where_nothing_runs(home: Home) -> None:
+    refused = home.run("demo")
+    assert refused.returncode == 1
+    assert "start it with scripts/run" in refused.stderr
