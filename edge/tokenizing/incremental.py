@@ -1,0 +1,142 @@
+"""Tokenizing that costs what is new: segments seen before come from the cache."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from array import array
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+from edge.core.errors import Code, EdgeError
+from edge.tokenizing.cache import SegmentCache
+from edge.tokenizing.segments import Segmenter
+
+INLINE_CHARS = 8_192
+"""New text up to this long is tokenized on the event loop (about 2 ms); a thread would cost more than it saves."""
+MAX_WAITING_CHARS = 64_000_000
+"""New text that may wait for the threads or be in them: about half a minute of work of one core."""
+
+
+@dataclass(slots=True)
+class TokenCounts:
+    """Since the start: prompt tokens that came from the cache, and those that the tokenizer had to make."""
+
+    reused: int = 0
+    made: int = 0
+
+
+class IncrementalTokenizer:
+    """One tokenizer with its cache and threads. To be used from one thread, the event loop's; `close` ends the threads.
+
+    Added tokens in the text become their ids; nothing is put before or after it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, cache_bytes: int, threads: int) -> None:
+        self._tokenizer = tokenizer
+        self._segmenter = Segmenter.of(tokenizer)
+        self._cache = SegmentCache(cache_bytes)
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
+        self._waiting_chars = 0
+        self.counts = TokenCounts()
+
+    @property
+    def is_exact_in_segments(self) -> bool:
+        """False where every text must be tokenized whole."""
+        return self._segmenter is not None
+
+    @property
+    def cache_bytes(self) -> int:
+        return self._cache.used_bytes
+
+    def tokenize(self, text: str, scope: bytes) -> bytes:
+        """The packed ids of `text`, on this thread whatever it costs."""
+        job = self._plan(text, scope)
+        made = [_encode(self._tokenizer, segment) for segment in job.missing]
+        return self._assemble(job, made)
+
+    async def tokenize_async(self, text: str, scope: bytes) -> bytes:
+        """The packed ids of `text`; much new text goes to a thread, which gives up soon if this call is cancelled.
+
+        Raises EdgeError (OVERLOADED) if too much text waits already.
+        """
+        job = self._plan(text, scope)
+        new_chars = sum(map(len, job.missing))
+        if new_chars <= INLINE_CHARS:
+            return self._assemble(job, [_encode(self._tokenizer, segment) for segment in job.missing])
+        if self._waiting_chars and self._waiting_chars + new_chars > MAX_WAITING_CHARS:
+            raise EdgeError(
+                Code.OVERLOADED, "Too many long prompts wait to be tokenized.", retryable=True, retry_after_s=1.0
+            )
+        abandoned = threading.Event()
+        self._waiting_chars += new_chars
+        try:
+            made = await asyncio.get_running_loop().run_in_executor(
+                self._threads, self._encode_all, job.missing, abandoned
+            )
+        finally:
+            abandoned.set()
+            self._waiting_chars -= new_chars
+        return self._assemble(job, made)
+
+    def close(self) -> None:
+        """Wait for the threads' current segments and end them."""
+        self._threads.shutdown(cancel_futures=True)
+
+    def _plan(self, text: str, scope: bytes) -> _Job:
+        segments = [text] if self._segmenter is None else self._segmenter.split(text)
+        return _Job(scope, segments, [self._cache.get(scope, segment) for segment in segments])
+
+    def _assemble(self, job: _Job, made: list[bytes]) -> bytes:
+        new = iter(made)
+        parts = []
+        for segment, known in zip(job.segments, job.known, strict=True):
+            if known is None:
+                part = next(new)
+                self._cache.put(job.scope, segment, part)
+                self.counts.made += len(part) // 4
+            else:
+                part = known
+                self.counts.reused += len(part) // 4
+            parts.append(part)
+        return b"".join(parts)
+
+    def _encode_all(self, segments: list[str], abandoned: threading.Event) -> list[bytes]:
+        return list(self._encode_each(segments, abandoned))
+
+    def _encode_each(self, segments: list[str], abandoned: threading.Event) -> Iterator[bytes]:
+        for segment in segments:
+            if abandoned.is_set():
+                return
+            yield _encode(self._tokenizer, segment)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One text: its segments, and the ids of those that the cache had."""
+
+    scope: bytes
+    segments: list[str]
+    known: list[bytes | None]
+
+    @property
+    def missing(self) -> list[str]:
+        return [segment for segment, ids in zip(self.segments, self.known, strict=True) if ids is None]
+
+
+def _encode(tokenizer: Tokenizer, segment: str) -> bytes:
+    """The packed ids of a text. The batch call frees the interpreter for other threads; the plain call does not."""
+    (encoding,) = tokenizer.encode_batch_fast([segment], add_special_tokens=False)
+    return pack(encoding.ids)
+
+
+def pack(ids: list[int]) -> bytes:
+    """Token ids as little-endian uint32."""
+    packed = array("I", ids)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
