@@ -59,7 +59,9 @@ class System:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for part in reversed(self.parts.values()):
             part.child.stop(STOP_GRACE_S)
 
@@ -101,7 +103,9 @@ class System:
             try:
                 news = self._news.get(timeout=max(0.0, end_s - time.monotonic()))
             except queue.Empty:
-                raise AssertionError(f"{name} did not say {event} in {deadline_s} s:\n{part.child.last_lines()}") from None
+                raise AssertionError(
+                    f"{name} did not say {event} in {deadline_s} s:\n{part.child.last_lines()}"
+                ) from None
             self._heard.setdefault(news.child, []).append(news)
             if news.event == "exited" and news.child == name and event != "exited":
                 raise AssertionError(f"{name} ended, {news.members}:\n{part.child.last_lines(40)}")
