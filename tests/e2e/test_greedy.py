@@ -12,14 +12,13 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 
 import grpc
 import pytest
 from google.protobuf import struct_pb2
+
 from openengine.v1 import generation_pb2 as gen
 from openengine.v1 import kv_pb2, service_pb2_grpc
-
 from tests.e2e.reference import Reference, assert_same_answer
 from tests.e2e.system import System
 from tests.tiny_models import make_tiny_model
