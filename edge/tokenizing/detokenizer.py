@@ -87,7 +87,7 @@ class WindowDetokenizer:
         return new
 
     def _move_context(self) -> None:
-        """Keep as context the last tokens that decode to anything; a first token's space alone may decode to nothing."""
+        """Keep as context the last tokens that decode to anything: a first token's space may decode to nothing."""
         tokens = [*self._context, *self._held]
         begin = len(tokens) - len(self._held)
         while not (text := self._decode(tokens[begin:])) and begin:

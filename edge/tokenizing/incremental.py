@@ -41,7 +41,7 @@ class IncrementalTokenizer:
         self._segmenter = Segmenter.of(tokenizer)
         self._cache = SegmentCache(cache_bytes)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
-        self._waiting_chars = 0
+        self.waiting_chars = 0
         self.counts = TokenCounts()
 
     @property
@@ -68,19 +68,19 @@ class IncrementalTokenizer:
         new_chars = sum(map(len, job.missing))
         if new_chars <= INLINE_CHARS:
             return self._assemble(job, [_encode(self._tokenizer, segment) for segment in job.missing])
-        if self._waiting_chars and self._waiting_chars + new_chars > MAX_WAITING_CHARS:
+        if self.waiting_chars and self.waiting_chars + new_chars > MAX_WAITING_CHARS:
             raise EdgeError(
                 Code.OVERLOADED, "Too many long prompts wait to be tokenized.", retryable=True, retry_after_s=1.0
             )
         abandoned = threading.Event()
-        self._waiting_chars += new_chars
+        self.waiting_chars += new_chars
         try:
             made = await asyncio.get_running_loop().run_in_executor(
                 self._threads, self._encode_all, job.missing, abandoned
             )
         finally:
             abandoned.set()
-            self._waiting_chars -= new_chars
+            self.waiting_chars -= new_chars
         return self._assemble(job, made)
 
     def close(self) -> None:

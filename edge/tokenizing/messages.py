@@ -115,9 +115,10 @@ def _call_traits(template: ChatTemplate) -> tuple[str | None, bool]:
             message["content"] = missing
         text = _try(template, [USER, message], [PROBE_TOOL], add_generation_prompt=False)
         without = _try(template, [USER], [PROBE_TOOL], add_generation_prompt=False) or ""
-        if text is not None and text.count(PROBE) > without.count(PROBE):
-            if RAW_ARGUMENTS in text or not isinstance(arguments, str):
-                return missing, isinstance(arguments, str)
+        if text is None or text.count(PROBE) <= without.count(PROBE):
+            continue
+        if RAW_ARGUMENTS in text or not isinstance(arguments, str):
+            return missing, isinstance(arguments, str)
     return "", False
 
 
