@@ -47,7 +47,7 @@ class HermesParser:
             if tag == OPEN:
                 self._reader, self._started, self._closes = CallReader(), False, False
             else:
-                self._closes, self._trims = False, True
+                self._closes = False
         return deltas
 
     def finish(self) -> list[ToolDelta]:

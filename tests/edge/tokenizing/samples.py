@@ -63,10 +63,12 @@ HERMES = """{%- if tools %}
 
 
 def corpus() -> Iterator[str]:
-    words = "the quick brown fox jumps over a lazy dog while 42 agents read their files, write code and call tools".split()
+    words = (
+        "the quick brown fox jumps over a lazy dog while 42 agents read their files, write code and call tools".split()
+    )
     for at in range(400):
         yield " ".join(words[at % 7 :: 1 + at % 5]) + f" {at}.\n"
-    yield "def fed(self, event):\n    return [event]  # naïve Ωmega 漢字かな Привет <tag> {\"a\": [1, 2]}\n" * 8
+    yield 'def fed(self, event):\n    return [event]  # naïve Ωmega 漢字かな Привет <tag> {"a": [1, 2]}\n' * 8
 
 
 def byte_level_bpe() -> Tokenizer:
@@ -75,7 +77,10 @@ def byte_level_bpe() -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=600, special_tokens=SPECIALS, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=600,
+        special_tokens=SPECIALS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(corpus(), trainer)
     tokenizer.add_tokens([AddedToken("<tool_call>", normalized=False), AddedToken("</tool_call>", normalized=False)])
@@ -94,7 +99,10 @@ def llama3_like() -> Tokenizer:
     )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=600, special_tokens=SPECIALS, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=600,
+        special_tokens=SPECIALS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(corpus(), trainer)
     bos = tokenizer.token_to_id("<s>")

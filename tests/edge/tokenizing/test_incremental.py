@@ -17,7 +17,20 @@ from edge.tokenizing.template import ChatTemplate
 from tests.edge.tokenizing.samples import HERMES, MAKERS, sample
 
 WORDS = st.sampled_from(
-    ["the quick ", "<|im_end|>\n", "<|im_start|>", "<s>", " ", "\n", "漢字", "e\u0301", "▁", "dog.", "<tool_call>", "  "]
+    [
+        "the quick ",
+        "<|im_end|>\n",
+        "<|im_start|>",
+        "<s>",
+        " ",
+        "\n",
+        "漢字",
+        "e\u0301",
+        "▁",
+        "dog.",
+        "<tool_call>",
+        "  ",
+    ]
 )
 CONTENTS = st.lists(WORDS | st.text(max_size=4), max_size=6).map("".join)
 LONG = "over a lazy dog. " * 60

@@ -11,7 +11,25 @@ from tests.edge.tokenizing.samples import MAKERS, SPECIALS, sample
 FRAGMENTS = [
     *SPECIALS,
     *("<mask>", "<gap>", "word", "</s><s>", "<|im_", "end|><", "<tool_call>", "</tool_call>", "<|im", "_start|>", "|>"),
-    *("<", " ", "  ", "\n", "\n\n", "\t", "a", "the quick", "word ", "é", "e\u0301", "漢字", "🙂", "\u2581", "42", "'s", "\u00a0"),
+    *(
+        "<",
+        " ",
+        "  ",
+        "\n",
+        "\n\n",
+        "\t",
+        "a",
+        "the quick",
+        "word ",
+        "é",
+        "e\u0301",
+        "漢字",
+        "🙂",
+        "\u2581",
+        "42",
+        "'s",
+        "\u00a0",
+    ),
 ]
 TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=6), max_size=24).map("".join)
 CUTTING = [kind for kind in MAKERS if kind != "no_specials"]
