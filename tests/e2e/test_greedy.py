@@ -11,14 +11,10 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import count
 
-import grpc
 import pytest
-from google.protobuf import struct_pb2
 
-from openengine.v1 import generation_pb2 as gen
-from openengine.v1 import kv_pb2, service_pb2_grpc
+from bench.openengine_client import Engine
 from tests.e2e.reference import Reference, assert_same_answer
 from tests.e2e.system import System
 from tests.tiny_models import make_tiny_model
@@ -52,48 +48,6 @@ CASES = [
 ]
 
 
-class Engine:
-    """One worker, asked through OpenEngine."""
-
-    _ids = count(1)
-
-    def __init__(self, address: str) -> None:
-        self._stub = service_pb2_grpc.InferenceStub(grpc.insecure_channel(address))
-
-    def _responses(
-        self, phase: str, prompt: list[int], tokens: int, session: kv_pb2.KvSessionRef | None
-    ) -> Iterator[gen.GenerateResponse]:
-        extra = struct_pb2.Struct()
-        extra.update({"request_type": phase})
-        request = gen.GenerateRequest(
-            request_id=f"greedy-{next(self._ids)}",
-            model="tiny",
-            token_ids=gen.TokenIds(ids=prompt),
-            sampling=gen.SamplingParams(temperature=0.0),
-            stopping=gen.StoppingOptions(max_tokens=tokens, ignore_eos=True),
-            kv=gen.KvOptions(session=session),
-            extra=extra,
-        )
-        yield from self._stub.Generate(request, timeout=60.0)
-
-    def answer(self, prompt: list[int], tokens: int) -> list[int]:
-        return [
-            info.token_id
-            for response in self._responses("context_and_generation", prompt, tokens, None)
-            for info in response.token.tokens
-        ]
-
-    def prefill(self, prompt: list[int], tokens: int) -> kv_pb2.KvSessionRef:
-        last = list(self._responses("context_only", prompt, tokens, None))[-1]
-        assert last.WhichOneof("event") == "prefill_ready", last
-        return last.prefill_ready.kv_session
-
-    def decode(self, prompt: list[int], tokens: int, session: kv_pb2.KvSessionRef) -> list[int]:
-        responses = list(self._responses("generation_only", prompt, tokens, session))
-        assert responses[-1].WhichOneof("event") == "finished", responses[-1]
-        return [info.token_id for response in responses for info in response.token.tokens]
-
-
 @dataclass(frozen=True)
 class Workers:
     engines: dict[str, Engine]
@@ -122,7 +76,7 @@ def workers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         for name, part in parts.items():
             (even if name.startswith("even") else uneven).wait_ready(part)
         yield Workers(
-            engines={name: Engine(part.grpc) for name, part in parts.items()},
+            engines={name: Engine(part.grpc, "tiny") for name, part in parts.items()},
             references={name: Reference(folder) for name, folder in models.items()},
         )
 
