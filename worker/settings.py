@@ -1,0 +1,244 @@
+"""A worker's settings: one YAML file, overridden by the environment.
+
+`KINROUTE_WORKER_<KEY>` overrides a key, `__` stands between levels: `KINROUTE_WORKER_LISTEN__GRPC=127.0.0.1:7000`.
+Values are read as YAML. This module is the only reader of either.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from worker.addresses import Address, is_loopback
+
+PREFIX = "KINROUTE_WORKER_"
+
+
+class SettingsError(Exception):
+    """Raised when the configuration cannot be used; the message is for a person and names the key and its value."""
+
+
+def _network(text: str) -> str:
+    ipaddress.ip_network(text)
+    return text
+
+
+def _address(text: str) -> str:
+    Address.parse(text)
+    return text
+
+
+AddressText = Annotated[str, AfterValidator(_address)]
+Network = Annotated[str, AfterValidator(_network)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class Listen(_Section):
+    """`grpc` serves OpenEngine and EngineLink, `admin` probes, metrics and control calls. Port 0 takes a free one.
+
+    `allow_plaintext`: a `grpc` address that is not loopback is refused without it: what travels there is not encrypted.
+    """
+
+    grpc: AddressText = "127.0.0.1:7100"
+    admin: AddressText = "127.0.0.1:7101"
+    allow_plaintext: bool = False
+
+
+class BlockReuseConfig(_Section):
+    policy: Literal["lru"] = "lru"
+
+
+class KvCacheConfig(_Section):
+    """`max_tokens` sizes the cache; without it, a CUDA device gives `free_gpu_memory_fraction` of what weights leave,
+    and a CPU at most 2 GiB and a tenth of the free memory."""
+
+    enable_block_reuse: bool = True
+    tokens_per_block: Annotated[int, Field(ge=1, le=1024)] = 32
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    free_gpu_memory_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.9
+    block_reuse_config: BlockReuseConfig = BlockReuseConfig()
+
+
+class SchedulerSettings(_Section):
+    """`max_num_tokens` bounds the new tokens of one step, so the length of a prefill chunk."""
+
+    max_batch_size: Annotated[int, Field(ge=1, le=4096)] = 64
+    max_num_tokens: Annotated[int, Field(ge=1)] = 2048
+    max_queued_requests: Annotated[int, Field(ge=1)] = 1024
+
+
+class KvTransfer(_Section):
+    """`listen_host`: where this worker's ranks serve pages, each on a free port. `allowed_networks`: what it dials.
+
+    `handoff_timeout_s`: how long a context leg's pages wait for the generation worker.
+    """
+
+    listen_host: str = "127.0.0.1"
+    allowed_networks: tuple[Network, ...] = ("127.0.0.0/8", "::1/128")
+    timeout_s: Annotated[float, Field(gt=0.0)] = 30.0
+    handoff_timeout_s: Annotated[float, Field(gt=0.0)] = 60.0
+
+
+class Group(_Section):
+    """The ranks of this worker as one group.
+
+    `control_port` and `token_file` matter only where torchrun starts the ranks: the port of rank 0's control channel
+    (default: MASTER_PORT + 1), and a file that holds the secret that all ranks share.
+    `step_timeout_s`: a step that takes longer means that the group is stuck; it is killed and started again.
+    """
+
+    control_port: Annotated[int, Field(ge=1, le=65535)] | None = None
+    token_file: Path | None = None
+    step_timeout_s: Annotated[float, Field(gt=0.0)] = 60.0
+    report_timeout_s: Annotated[float, Field(gt=0.0)] = 30.0
+    start_timeout_s: Annotated[float, Field(gt=0.0)] = 600.0
+
+
+class Log(_Section):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["json", "console"] = "json"
+
+
+class WorkerSettings(_Section):
+    """Everything that `kinroute worker` reads.
+
+    `threads_per_rank`: threads of the model's arithmetic in each rank; without it, the cores of this machine shared
+    evenly among the ranks. `drain_timeout_s`: how long running requests may go on after SIGTERM.
+    """
+
+    model: Path
+    served_model_name: str = ""
+    role: Literal["context", "generation", "aggregated"] = "aggregated"
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=64)] = 1
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    threads_per_rank: Annotated[int, Field(ge=1)] | None = None
+    listen: Listen = Listen()
+    kv_cache_config: KvCacheConfig = KvCacheConfig()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    kv_transfer: KvTransfer = KvTransfer()
+    group: Group = Group()
+    keys_file: Path | None = None
+    drain_timeout_s: Annotated[float, Field(ge=0.0)] = 10.0
+    log: Log = Log()
+
+    @property
+    def model_name(self) -> str:
+        return self.served_model_name or self.model.resolve().name
+
+    @property
+    def rank_threads(self) -> int:
+        return self.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // self.tensor_parallel_size)
+
+
+def load_settings(file: Path | None, environment: Mapping[str, str] = os.environ) -> WorkerSettings:
+    """The settings in `file` under those in `environment`. Raises SettingsError."""
+    values = _read(file) if file is not None else {}
+    source = str(file) if file is not None else "the environment"
+    _override(values, environment)
+    try:
+        settings = WorkerSettings.model_validate(values)
+    except pydantic.ValidationError as error:
+        raise SettingsError("\n".join(_explain(detail, source) for detail in error.errors())) from error
+    _require_sense(settings)
+    return settings
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(file.read_text())
+    except OSError as error:
+        raise SettingsError(f"The configuration {file} cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"The configuration {file} is not YAML: {' '.join(str(error).split())}.") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise SettingsError(f"The configuration {file} must be a mapping of keys to values.")
+    return values
+
+
+def _override(values: dict[str, Any], environment: Mapping[str, str]) -> None:
+    for name in sorted(environment):
+        if not name.startswith(PREFIX):
+            continue
+        *sections, key = name[len(PREFIX) :].lower().split("__")
+        level = values
+        for section in sections:
+            if not isinstance(level.get(section), dict):
+                level[section] = {}
+            level = level[section]
+        try:
+            level[key] = yaml.safe_load(environment[name])
+        except yaml.YAMLError as error:
+            raise SettingsError(
+                f"The environment variable {name} is not YAML: {' '.join(str(error).split())}."
+            ) from error
+
+
+def _explain(detail: Mapping[str, Any], source: str) -> str:
+    location = [str(part) for part in detail["loc"]]
+    path = ".".join(location)
+    if detail["type"] == "extra_forbidden":
+        known = _keys_beside(location)
+        near = difflib.get_close_matches(location[-1], known, 1)
+        hint = f"did you mean {near[0]}?" if near else f"known keys there are {', '.join(known)}."
+        return f"{path} is an unknown key (read from {source} and {PREFIX}*): {hint}"
+    if detail["type"] == "missing":
+        return f"{path} is missing: set it in {source}, or as {PREFIX}{'__'.join(location).upper()}."
+    reason = str(detail["msg"]).removeprefix("Value error, ")
+    return f"{path} is {detail['input']!r} (read from {source} and {PREFIX}*): {reason[0].lower()}{reason[1:]}."
+
+
+def _keys_beside(location: list[str]) -> list[str]:
+    section: Any = WorkerSettings
+    for part in location[:-1]:
+        section = section.model_fields[part].annotation
+    return list(section.model_fields)
+
+
+def _require_sense(settings: WorkerSettings) -> None:
+    """What one key alone cannot show."""
+    if not (settings.model / "config.json").is_file():
+        raise SettingsError(
+            f"model is {str(settings.model)!r}: no config.json there; give a Hugging Face model folder."
+        )
+    grpc = Address.parse(settings.listen.grpc)
+    if not is_loopback(grpc.host):
+        if not settings.listen.allow_plaintext:
+            raise SettingsError(
+                f"listen.grpc is {settings.listen.grpc!r}, not a loopback address: requests would travel unencrypted; "
+                "set listen.allow_plaintext: true if something else protects that network."
+            )
+        if settings.keys_file is None:
+            raise SettingsError(
+                f"listen.grpc is {settings.listen.grpc!r}, not a loopback address: set keys_file, so that only "
+                "edges that hold its keys are served."
+            )
+    if not is_loopback(Address.parse(settings.listen.admin).host):
+        raise SettingsError(
+            f"listen.admin is {settings.listen.admin!r}: its control calls ask for no key, so it must be a loopback "
+            "address."
+        )
+    if settings.kv_transfer.listen_host in {"", "0.0.0.0", "::"}:  # noqa: S104 - refused here
+        raise SettingsError(
+            f"kv_transfer.listen_host is {settings.kv_transfer.listen_host!r}: other workers dial it, so it must be "
+            "one address of this machine."
+        )
+    tokens = settings.kv_cache_config.max_tokens
+    if tokens is not None and tokens < settings.kv_cache_config.tokens_per_block:
+        raise SettingsError(
+            f"kv_cache_config.max_tokens is {tokens}: less than one block of "
+            f"{settings.kv_cache_config.tokens_per_block} tokens (kv_cache_config.tokens_per_block)."
+        )

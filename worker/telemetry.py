@@ -1,0 +1,64 @@
+"""Logs on stderr and a worker's metrics."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from worker.settings import Log
+
+STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+def configure_logs(log: Log, **bound: object) -> None:
+    """Every later log line of this process carries `bound`."""
+    level = logging.getLevelNamesMapping()[log.level.upper()]
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer() if log.format == "json" else structlog.dev.ConsoleRenderer()
+    )
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            renderer,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(**bound)
+
+
+class Metrics:
+    """Counters of rank 0, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "kinroute_worker_requests", "Requests accepted, by phase.", ["phase"], registry=self.registry
+        )
+        self.endings = Counter("kinroute_worker_endings", "Requests ended, by how.", ["how"], registry=self.registry)
+        self.prompt_tokens = Counter(
+            "kinroute_worker_prompt_tokens",
+            "Prompt tokens, by where their KV came from.",
+            ["source"],
+            registry=self.registry,
+        )
+        self.output_tokens = Counter("kinroute_worker_output_tokens", "Tokens sampled.", registry=self.registry)
+        self.steps = Histogram(
+            "kinroute_worker_step_seconds", "One engine step.", buckets=STEP_BUCKETS_S, registry=self.registry
+        )
+        self.running = Gauge("kinroute_worker_running_requests", "Requests being computed.", registry=self.registry)
+        self.queued = Gauge("kinroute_worker_queued_requests", "Requests waiting.", registry=self.registry)
+        self.used_pages = Gauge("kinroute_worker_used_pages", "KV pages in use.", registry=self.registry)
+        self.total_pages = Gauge("kinroute_worker_total_pages", "KV pages of a rank.", registry=self.registry)
+        self.overloads = Counter(
+            "kinroute_worker_slow_consumers",
+            "Edges or callers cut off because they did not read.",
+            registry=self.registry,
+        )
