@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ def read_folder(folder: Path) -> TextFolder:
     tokenizer = _read_tokenizer(folder)
     config = _read_json(folder / "tokenizer_config.json")
     special_tokens = _special_tokens({**_read_json(folder / "special_tokens_map.json"), **config})
+    _add_missing(tokenizer, special_tokens.values())
     generation = _read_json(folder / "generation_config.json")
     eos = generation.get("eos_token_id", _read_json(folder / "config.json").get("eos_token_id"))
     if eos is None and "eos_token" in special_tokens:
@@ -82,6 +83,12 @@ def _special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, str):
             tokens[name] = value
     return tokens
+
+
+def _add_missing(tokenizer: Tokenizer, special_tokens: Iterable[str]) -> None:
+    """Make these added tokens, as transformers does at loading, where tokenizer.json does not name them as such."""
+    added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    tokenizer.add_special_tokens([token for token in dict.fromkeys(special_tokens) if token and token not in added])
 
 
 def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:

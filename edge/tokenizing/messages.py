@@ -49,14 +49,16 @@ class TemplateTraits:
         )
 
     def shape(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The messages as the template takes them; the caller's are not changed. Members that are null count as absent.
+        """The messages as the template takes them; the caller's are not changed. What is null counts as absent.
 
         Raises EdgeError (INVALID, naming the message) for what no template could render.
         """
         return [self._shape_one(message, f"messages[{at}]") for at, message in enumerate(messages)]
 
     def _shape_one(self, message: Mapping[str, Any], where: str) -> dict[str, Any]:
-        shaped = {name: value for name, value in message.items() if value is not None}
+        shaped = {
+            name: value for name, value in message.items() if value is not None and (value or name != "tool_calls")
+        }
         if "content" in shaped:
             shaped["content"] = self._content(shaped["content"], f"{where}.content")
         elif not shaped.get("tool_calls"):

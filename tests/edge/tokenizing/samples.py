@@ -63,9 +63,8 @@ HERMES = """{%- if tools %}
 
 
 def corpus() -> Iterator[str]:
-    words = (
-        "the quick brown fox jumps over a lazy dog while 42 agents read their files, write code and call tools".split()
-    )
+    sentence = "the quick brown fox jumps over a lazy dog while 42 agents read their files, write code and call tools"
+    words = sentence.split()
     for at in range(400):
         yield " ".join(words[at % 7 :: 1 + at % 5]) + f" {at}.\n"
     yield 'def fed(self, event):\n    return [event]  # naïve Ωmega 漢字かな Привет <tag> {"a": [1, 2]}\n' * 8
@@ -220,7 +219,7 @@ def write_folder(folder: Path, tokenizer: Tokenizer, template: str | None = CHAT
     """A model folder's text side."""
     folder.mkdir(exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"bos_token": "<s>", "eos_token": {"content": "<|im_end|>", "special": True}}
+    config = {"bos_token": "<s>", "eos_token": "<|im_end|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     if template is not None:
         (folder / "chat_template.jinja").write_text(template)

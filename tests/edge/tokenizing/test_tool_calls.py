@@ -27,9 +27,26 @@ JSON = st.recursive(
 )
 ARGUMENTS = st.dictionaries(st.text("ab", max_size=2), JSON, max_size=3)
 CALLS = st.lists(st.tuples(st.sampled_from(NAMES), ARGUMENTS, st.booleans()), min_size=1, max_size=3)
-FRAGMENTS = st.sampled_from(
-    ["<tool_call>", "</tool_call>", "<tool", "{", "}", "[", "]", '"', "\\", ":", ",", ";", " ", "\n", '{"name": "read"']
-    + [
+FRAGMENTS = [
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "<tool",
+        "<|python_tag|>",
+        "{",
+        "}",
+        "[",
+        "]",
+        '"',
+        "\\",
+        ":",
+        ",",
+        ";",
+        " ",
+        "\n",
+    ),
+    *(
+        '{"name": "read"',
         ', "arguments": {"a": 1}',
         ', "parameters": ',
         '"name": "read", ',
@@ -37,13 +54,10 @@ FRAGMENTS = st.sampled_from(
         "1",
         "null",
         "text",
-        "<|python_tag|>",
-    ]
-)
-BROKEN = st.lists(FRAGMENTS, max_size=14).map("".join)
+    ),
+]
+BROKEN = st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join)
 SIZES = st.lists(st.integers(0, 9), max_size=30)
-
-Parsed = tuple[list[str], list[tuple[str, str, str]]]
 
 
 def cut(text: str, sizes: Sequence[int]) -> list[str]:
