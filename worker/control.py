@@ -94,7 +94,11 @@ def connect(address: tuple[str, int], token: bytes, rank: int, deadline_s: float
     while True:
         with contextlib.suppress(OSError):
             connection = socket.create_connection(address, timeout=5.0)
-            nonce, channel = join(connection, token, rank)
+            try:
+                nonce, channel = join(connection, token, rank)
+            except (ChannelError, OSError):
+                connection.close()
+                raise
             channel.set_deadline(None)
             return nonce, channel
         if time.monotonic() > end_s:

@@ -1,0 +1,189 @@
+"""From a request on the wire to a `Request` of the core, or a refusal that names the field."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from google.protobuf import struct_pb2
+
+from enginelink.v1 import link_pb2
+from openengine.v1 import error_pb2, generation_pb2, kv_pb2
+from worker.core.types import Phase, Request, RequestKey, TokenIds
+from worker.options import sampling_from, stop_texts_from, stopping_from
+from worker.refusal import Refused, invalid, unsupported
+
+PHASES: Mapping[str, frozenset[Phase]] = {
+    "context": frozenset({Phase.CONTEXT}),
+    "generation": frozenset({Phase.GENERATION, Phase.AGGREGATED}),
+    "aggregated": frozenset(Phase),
+}
+REQUEST_TYPES = {
+    "context_only": Phase.CONTEXT,
+    "generation_only": Phase.GENERATION,
+    "context_and_generation": Phase.AGGREGATED,
+}
+MAX_ID_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What this worker serves."""
+
+    model_name: str
+    role: str
+    vocab_size: int
+    max_context_length: int
+    eos_token_ids: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Lineage:
+    """What a verified envelope says of a request; empty: nothing is known."""
+
+    parent: str | None = None
+    family: str = ""
+    turn: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Leg:
+    """What both protocols say of a leg, in the core's words."""
+
+    phase: Phase
+    token_ids: TokenIds
+    session: kv_pb2.KvSessionRef | None
+    salt: bytes
+    conversation: str
+    bypass_prefix_cache: bool
+    resumed_tokens: int = 0
+
+
+class Intake:
+    """Checks requests against what this worker serves. Every method raises Refused."""
+
+    def __init__(self, served: Served) -> None:
+        self._served = served
+
+    def from_submit(self, key: RequestKey, submit: link_pb2.Submit, lineage: Lineage) -> Request:
+        """The prompt's bytes become its array without a copy."""
+        self._require_model(submit.model)
+        if submit.phase not in map(int, Phase):
+            raise invalid(f"phase is {submit.phase}: context, generation or aggregated")
+        if len(submit.token_ids) % 4:
+            raise invalid(f"token_ids has {len(submit.token_ids)} bytes: 4 for each token")
+        if stop_texts_from(submit.stopping):
+            raise unsupported("stopping.conditions has a stop_text: on EngineLink the edge applies them")
+        leg = _Leg(
+            phase=Phase(submit.phase),
+            token_ids=np.frombuffer(submit.token_ids, dtype="<i4"),
+            session=kv_pb2.KvSessionRef.FromString(submit.kv_session) if submit.kv_session else None,
+            salt=submit.cache_salt,
+            conversation=submit.conversation_id,
+            bypass_prefix_cache=submit.bypass_prefix_cache,
+            resumed_tokens=submit.resumed_tokens,
+        )
+        return self._request(key, submit, leg, lineage)
+
+    def from_generate(
+        self, key: RequestKey, message: generation_pb2.GenerateRequest, token_ids: TokenIds, lineage: Lineage
+    ) -> Request:
+        """`token_ids`: the prompt, tokenized where it came as text."""
+        self._require_model(message.model)
+        self.require_supported(message)
+        session = message.kv.session if message.kv.HasField("session") else None
+        leg = _Leg(
+            phase=self._asked_phase(message.extra, session),
+            token_ids=token_ids,
+            session=session,
+            salt=message.kv.cache_salt.encode(),
+            conversation=_text(message.extra, "conversation_id"),
+            bypass_prefix_cache=message.kv.bypass_prefix_cache,
+        )
+        return self._request(key, message, leg, lineage)
+
+    @staticmethod
+    def require_supported(message: generation_pb2.GenerateRequest) -> None:
+        """Refuses what no request of this worker can have."""
+        if not message.request_id or len(message.request_id.encode()) > MAX_ID_BYTES:
+            raise invalid(f"request_id must have 1 to {MAX_ID_BYTES} bytes")
+        if message.HasField("guided"):
+            raise unsupported("guided: guided decoding is not served")
+        if message.media:
+            raise unsupported("media: this model reads text alone")
+        if message.lora_name:
+            raise unsupported("lora_name: LoRA adapters are not served")
+
+    def _request(
+        self,
+        key: RequestKey,
+        message: link_pb2.Submit | generation_pb2.GenerateRequest,
+        leg: _Leg,
+        lineage: Lineage,
+    ) -> Request:
+        served = self._served
+        if leg.phase not in PHASES[served.role]:
+            allowed = ", ".join(sorted(phase.name.lower() for phase in PHASES[served.role]))
+            raise Refused(
+                error_pb2.ERROR_CODE_ROLE_MISMATCH,
+                f"this worker's role is {served.role}: it serves the phases {allowed}, not {leg.phase.name.lower()}",
+            )
+        if (leg.session is not None) != (leg.phase is Phase.GENERATION):
+            raise invalid(
+                f"kv.session goes with the phase generation, and only with it; this is {leg.phase.name.lower()}"
+            )
+        prompt_tokens = len(leg.token_ids)
+        if not prompt_tokens:
+            raise invalid("token_ids is empty: a prompt has at least one token")
+        if prompt_tokens >= served.max_context_length:
+            raise invalid(
+                f"token_ids has {prompt_tokens} tokens, and the model's context {served.max_context_length}: "
+                "the prompt must be shorter"
+            )
+        if leg.token_ids.min() < 0 or leg.token_ids.max() >= served.vocab_size:
+            raise invalid(f"token_ids has an id outside of the vocabulary of {served.vocab_size}")
+        if leg.resumed_tokens >= prompt_tokens:
+            raise invalid(f"resumed_tokens is {leg.resumed_tokens}, of {prompt_tokens} tokens in all")
+        room = served.max_context_length - prompt_tokens + leg.resumed_tokens
+        return Request(
+            key=key,
+            phase=leg.phase,
+            token_ids=leg.token_ids,
+            sampling=sampling_from(message.sampling, message.response),
+            stopping=stopping_from(message.stopping, room=room, eos_token_ids=served.eos_token_ids),
+            salt=leg.salt,
+            conversation=leg.conversation,
+            parent=lineage.parent,
+            family=lineage.family,
+            turn=lineage.turn,
+            bypass_prefix_cache=leg.bypass_prefix_cache,
+            resumed_tokens=leg.resumed_tokens,
+        )
+
+    def _require_model(self, model: str) -> None:
+        if model != self._served.model_name:
+            raise Refused(
+                error_pb2.ERROR_CODE_MODEL_NOT_FOUND,
+                f"model is {model!r}: this worker serves {self._served.model_name!r}",
+            )
+
+    def _asked_phase(self, extra: struct_pb2.Struct, session: kv_pb2.KvSessionRef | None) -> Phase:
+        """A session means generation; else `extra["request_type"]` says it; else the worker's role."""
+        if session is not None:
+            return Phase.GENERATION
+        asked = _text(extra, "request_type")
+        if asked:
+            if asked not in REQUEST_TYPES:
+                raise invalid(f"extra.request_type is {asked!r}: {', '.join(REQUEST_TYPES)}")
+            return REQUEST_TYPES[asked]
+        return Phase.CONTEXT if self._served.role == "context" else Phase.AGGREGATED
+
+
+def _text(extra: struct_pb2.Struct, name: str) -> str:
+    if name not in extra.fields:
+        return ""
+    value = extra.fields[name]
+    if value.WhichOneof("kind") != "string_value":
+        raise invalid(f"extra.{name} must be a string")
+    return value.string_value

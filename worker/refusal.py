@@ -1,0 +1,48 @@
+"""Why a request is not accepted, as every protocol of a worker tells it."""
+
+from __future__ import annotations
+
+import grpc
+
+from openengine.v1 import error_pb2
+
+STATUS: dict[int, grpc.StatusCode] = {
+    error_pb2.ERROR_CODE_INVALID_ARGUMENT: grpc.StatusCode.INVALID_ARGUMENT,
+    error_pb2.ERROR_CODE_UNSUPPORTED_FEATURE: grpc.StatusCode.UNIMPLEMENTED,
+    error_pb2.ERROR_CODE_ROLE_MISMATCH: grpc.StatusCode.FAILED_PRECONDITION,
+    error_pb2.ERROR_CODE_MODEL_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    error_pb2.ERROR_CODE_OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    error_pb2.ERROR_CODE_REQUEST_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    error_pb2.ERROR_CODE_DUPLICATE_REQUEST: grpc.StatusCode.ALREADY_EXISTS,
+    error_pb2.ERROR_CODE_INTERNAL: grpc.StatusCode.INTERNAL,
+}
+
+
+class Refused(Exception):
+    """Raised before a request is accepted; `code` is an openengine.v1 ErrorCode, the message names the field."""
+
+    def __init__(self, code: error_pb2.ErrorCode, message: str, *, retryable: bool = False) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.retryable = retryable
+
+    @property
+    def status(self) -> grpc.StatusCode:
+        return STATUS[self.code]
+
+    def event(self) -> error_pb2.EngineError:
+        """As EngineLink tells it."""
+        return error_pb2.EngineError(code=self.code, message=self.message, retryable=self.retryable)
+
+
+def invalid(message: str) -> Refused:
+    return Refused(error_pb2.ERROR_CODE_INVALID_ARGUMENT, message)
+
+
+def unsupported(message: str) -> Refused:
+    return Refused(error_pb2.ERROR_CODE_UNSUPPORTED_FEATURE, message)
+
+
+def overloaded(message: str) -> Refused:
+    return Refused(error_pb2.ERROR_CODE_OVERLOADED, message, retryable=True)
