@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import threading
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -18,6 +17,7 @@ from edge.tokenizing.segments import Segmenter
 
 INLINE_CHARS = 8_192
 """New text up to this long is tokenized on the event loop (about 2 ms); a thread would cost more than it saves."""
+BATCH_CHARS = 32_768
 MAX_WAITING_CHARS = 64_000_000
 """New text that may wait for the threads or be in them: about half a minute of work of one core."""
 
@@ -41,7 +41,7 @@ class IncrementalTokenizer:
         self._segmenter = Segmenter.of(tokenizer)
         self._cache = SegmentCache(cache_bytes)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
-        self.waiting_chars = 0
+        self.waiting_chars = 0  # new text of calls that wait for the threads
         self.counts = TokenCounts()
 
     @property
@@ -56,35 +56,36 @@ class IncrementalTokenizer:
     def tokenize(self, text: str, scope: bytes) -> bytes:
         """The packed ids of `text`, on this thread whatever it costs."""
         job = self._plan(text, scope)
-        made = [_encode(self._tokenizer, segment) for segment in job.missing]
-        return self._assemble(job, made)
+        return self._assemble(job, self._encode_all(job.missing))
 
     async def tokenize_async(self, text: str, scope: bytes) -> bytes:
-        """The packed ids of `text`; much new text goes to a thread, which gives up soon if this call is cancelled.
+        """The packed ids of `text`; much new text goes to the threads, in batches, so that prompts take turns there.
 
         Raises EdgeError (OVERLOADED) if too much text waits already.
         """
         job = self._plan(text, scope)
         new_chars = sum(map(len, job.missing))
         if new_chars <= INLINE_CHARS:
-            return self._assemble(job, [_encode(self._tokenizer, segment) for segment in job.missing])
+            return self._assemble(job, self._encode_all(job.missing))
         if self.waiting_chars and self.waiting_chars + new_chars > MAX_WAITING_CHARS:
             raise EdgeError(
                 Code.OVERLOADED, "Too many long prompts wait to be tokenized.", retryable=True, retry_after_s=1.0
             )
-        abandoned = threading.Event()
+        made: list[bytes] = []
         self.waiting_chars += new_chars
         try:
-            made = await asyncio.get_running_loop().run_in_executor(
-                self._threads, self._encode_all, job.missing, abandoned
-            )
+            for batch in _batches(job.missing):
+                made += await asyncio.get_running_loop().run_in_executor(self._threads, self._encode_all, batch)
         finally:
-            abandoned.set()
             self.waiting_chars -= new_chars
         return self._assemble(job, made)
 
+    async def in_thread(self, work: Callable[[], str]) -> str:
+        """Do other long work for a prompt on the same threads."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
     def close(self) -> None:
-        """Wait for the threads' current segments and end them."""
+        """Wait for the threads' current batches and end them."""
         self._threads.shutdown(cancel_futures=True)
 
     def _plan(self, text: str, scope: bytes) -> _Job:
@@ -105,14 +106,8 @@ class IncrementalTokenizer:
             parts.append(part)
         return b"".join(parts)
 
-    def _encode_all(self, segments: list[str], abandoned: threading.Event) -> list[bytes]:
-        return list(self._encode_each(segments, abandoned))
-
-    def _encode_each(self, segments: list[str], abandoned: threading.Event) -> Iterator[bytes]:
-        for segment in segments:
-            if abandoned.is_set():
-                return
-            yield _encode(self._tokenizer, segment)
+    def _encode_all(self, segments: list[str]) -> list[bytes]:
+        return [_encode(self._tokenizer, segment) for segment in segments]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +121,20 @@ class _Job:
     @property
     def missing(self) -> list[str]:
         return [segment for segment, ids in zip(self.segments, self.known, strict=True) if ids is None]
+
+
+def _batches(segments: list[str]) -> Iterator[list[str]]:
+    """The segments in order, in batches of about BATCH_CHARS; a longer segment is a batch of its own."""
+    batch: list[str] = []
+    chars = 0
+    for segment in segments:
+        if batch and chars + len(segment) > BATCH_CHARS:
+            yield batch
+            batch, chars = [], 0
+        batch.append(segment)
+        chars += len(segment)
+    if batch:
+        yield batch
 
 
 def _encode(tokenizer: Tokenizer, segment: str) -> bytes:

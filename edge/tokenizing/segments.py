@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 MIN_SEGMENT_CHARS = 512
 """Segments end at the first cut after this many characters: fewer, larger entries for the cache."""
@@ -37,17 +37,15 @@ class Segmenter:
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> Segmenter | None:
         """The segmenter of a tokenizer; None if no exact cut is known, or if the tokenizer fails a trial of it."""
-        settings: dict[str, Any] = json.loads(tokenizer.to_str())
-        added = [token for token in settings["added_tokens"] if token["content"]]
-        found = [token for token in added if not token["normalized"]]
-        between = [token for token in added if token["normalized"]]
-        normalizes = settings["normalizer"] not in (None, {"type": "Sequence", "normalizers": []})
-        if normalizes or any(token["lstrip"] or token["rstrip"] for token in found):
+        added = [token for token in tokenizer.get_added_tokens_decoder().values() if token.content]
+        found = [token for token in added if not token.normalized]
+        between = [token for token in added if token.normalized]
+        if _normalizes(tokenizer) or any(token.lstrip or token.rstrip for token in found):
             between = []
-        cuts = [token["content"] for token in (*found, *between) if _is_cut(token)]
+        cuts = [token.content for token in (*found, *between) if _is_cut(token)]
         if not cuts:
             return None
-        segmenter = cls([[token["content"] for token in tokens] for tokens in (found, between)], cuts)
+        segmenter = cls([[token.content for token in tokens] for tokens in (found, between)], cuts)
         return segmenter if _passes_trial(segmenter, tokenizer, cuts) else None
 
     def split(self, text: str, min_chars: int = MIN_SEGMENT_CHARS) -> list[str]:
@@ -75,11 +73,17 @@ class Segmenter:
             yield from (m.start() for m in self._find_between.finditer(text, end) if m[0] in cuts)
 
 
-def _is_cut(token: dict[str, Any]) -> bool:
-    content: str = token["content"]
-    if token["lstrip"] or token["single_word"] or not content:
+def _normalizes(tokenizer: Tokenizer) -> bool:
+    if tokenizer.normalizer is None:
         return False
-    first, last = content[0], content[-1]
+    settings = json.loads(tokenizer.normalizer.__getstate__())
+    return bool(settings != {"type": "Sequence", "normalizers": []})
+
+
+def _is_cut(token: AddedToken) -> bool:
+    if token.lstrip or token.single_word:
+        return False
+    first, last = token.content[0], token.content[-1]
     return not (first.isspace() or last.isspace() or first.isalnum() or first == "_")
 
 

@@ -24,10 +24,7 @@ class Vocabulary:
         self._tokenizer = tokenizer
         self._added = tokenizer.get_added_tokens_decoder()
         self._special_text = {token.content for token in self._added.values() if token.special}
-        decoder: dict[str, Any] | None = json.loads(tokenizer.to_str())["decoder"]
-        while decoder is not None and decoder["type"] == "Sequence" and len(decoder["decoders"]) == 1:
-            (decoder,) = decoder["decoders"]
-        self._decoder = "" if decoder is None else str(decoder["type"])
+        self._decoder = _decoder_kind(tokenizer)
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         self.size = max(vocabulary.values(), default=-1) + 1
         self.bytes_of: list[bytes | None] | None = None
@@ -69,6 +66,16 @@ class Vocabulary:
         """The ids of those texts that are one added token."""
         ids = (self.id_of(text) for text in texts)
         return frozenset(token_id for token_id in ids if token_id is not None and token_id in self._added)
+
+
+def _decoder_kind(tokenizer: Tokenizer) -> str:
+    """The decoder's type, of a sequence of one the type of that one; empty if there is none."""
+    if tokenizer.decoder is None:
+        return ""
+    settings: dict[str, Any] = json.loads(tokenizer.decoder.__getstate__())
+    while settings["type"] == "Sequence" and len(settings["decoders"]) == 1:
+        (settings,) = settings["decoders"]
+    return str(settings["type"])
 
 
 def byte_level_bytes(text: str) -> bytes:

@@ -171,6 +171,22 @@ async def test_the_loop_runs_on_while_long_text_is_tokenized() -> None:
 
 
 @pytest.mark.anyio
+async def test_a_shorter_prompt_does_not_wait_for_the_end_of_a_longer_one() -> None:
+    done: list[str] = []
+
+    async def send(name: str, text: str) -> None:
+        await tokenizer.tokenize_async(text, b"a")
+        done.append(name)
+
+    with incremental(sample("byte_level_bpe")) as tokenizer:
+        long = asyncio.create_task(send("long", "".join(f"<s>{at}{LONG}" for at in range(600))))
+        await asyncio.sleep(0)
+        await asyncio.gather(long, send("short", f"<s>short{LONG}" * 9))
+
+    assert done == ["short", "long"]
+
+
+@pytest.mark.anyio
 async def test_a_cancelled_call_gives_its_place_in_the_queue_back() -> None:
     text = "".join(f"<s>{at}{LONG}" for at in range(200))
     with incremental(sample("byte_level_bpe")) as tokenizer:
