@@ -11,6 +11,7 @@ from google.protobuf import struct_pb2
 from enginelink.v1 import link_pb2
 from openengine.v1 import error_pb2, generation_pb2, kv_pb2
 from worker.core.types import Phase, Request, RequestKey, TokenIds
+from worker.lineage import NO_LINEAGE, Envelopes, Lineage
 from worker.options import sampling_from, stop_texts_from, stopping_from
 from worker.refusal import Refused, invalid, unsupported
 
@@ -39,15 +40,6 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Lineage:
-    """What a verified envelope says of a request; empty: nothing is known."""
-
-    parent: str | None = None
-    family: str = ""
-    turn: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class _Leg:
     """What both protocols say of a leg, in the core's words."""
 
@@ -57,16 +49,19 @@ class _Leg:
     salt: bytes
     conversation: str
     bypass_prefix_cache: bool
+    envelope: str
     resumed_tokens: int = 0
 
 
 class Intake:
     """Checks requests against what this worker serves. Every method raises Refused."""
 
-    def __init__(self, served: Served) -> None:
+    def __init__(self, served: Served, envelopes: Envelopes) -> None:
         self._served = served
+        self._envelopes = envelopes
+        self.eos_token_ids = served.eos_token_ids
 
-    def from_submit(self, key: RequestKey, submit: link_pb2.Submit, lineage: Lineage) -> Request:
+    def from_submit(self, key: RequestKey, submit: link_pb2.Submit) -> Request:
         """The prompt's bytes become its array without a copy."""
         self._require_model(submit.model)
         if submit.phase not in map(int, Phase):
@@ -82,14 +77,15 @@ class Intake:
             salt=submit.cache_salt,
             conversation=submit.conversation_id,
             bypass_prefix_cache=submit.bypass_prefix_cache,
+            envelope=submit.lineage,
             resumed_tokens=submit.resumed_tokens,
         )
-        return self._request(key, submit, leg, lineage)
+        return self._request(key, submit.request_id, submit, leg)
 
     def from_generate(
-        self, key: RequestKey, message: generation_pb2.GenerateRequest, token_ids: TokenIds, lineage: Lineage
+        self, key: RequestKey, message: generation_pb2.GenerateRequest, token_ids: TokenIds, envelope: str
     ) -> Request:
-        """`token_ids`: the prompt, tokenized where it came as text."""
+        """`token_ids`: the prompt, tokenized where it came as text; `envelope`: its lineage, from the metadata."""
         self._require_model(message.model)
         self.require_supported(message)
         session = message.kv.session if message.kv.HasField("session") else None
@@ -100,8 +96,9 @@ class Intake:
             salt=message.kv.cache_salt.encode(),
             conversation=_text(message.extra, "conversation_id"),
             bypass_prefix_cache=message.kv.bypass_prefix_cache,
+            envelope=envelope,
         )
-        return self._request(key, message, leg, lineage)
+        return self._request(key, message.request_id, message, leg)
 
     @staticmethod
     def require_supported(message: generation_pb2.GenerateRequest) -> None:
@@ -118,9 +115,9 @@ class Intake:
     def _request(
         self,
         key: RequestKey,
+        request_id: str,
         message: link_pb2.Submit | generation_pb2.GenerateRequest,
         leg: _Leg,
-        lineage: Lineage,
     ) -> Request:
         served = self._served
         if leg.phase not in PHASES[served.role]:
@@ -145,6 +142,7 @@ class Intake:
             raise invalid(f"token_ids has an id outside of the vocabulary of {served.vocab_size}")
         if leg.resumed_tokens >= prompt_tokens:
             raise invalid(f"resumed_tokens is {leg.resumed_tokens}, of {prompt_tokens} tokens in all")
+        lineage = self._lineage(request_id, leg)
         room = served.max_context_length - prompt_tokens + leg.resumed_tokens
         return Request(
             key=key,
@@ -159,6 +157,20 @@ class Intake:
             turn=lineage.turn,
             bypass_prefix_cache=leg.bypass_prefix_cache,
             resumed_tokens=leg.resumed_tokens,
+        )
+
+    def _lineage(self, request_id: str, leg: _Leg) -> Lineage:
+        if not leg.envelope:
+            return NO_LINEAGE
+        if leg.phase is Phase.GENERATION:
+            raise invalid("lineage goes with a context leg, not with the phase generation")
+        return self._envelopes.lineage_of(
+            leg.envelope,
+            request_id=request_id,
+            phase=leg.phase,
+            model=self._served.model_name,
+            conversation=leg.conversation,
+            token_ids=leg.token_ids,
         )
 
     def _require_model(self, model: str) -> None:

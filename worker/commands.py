@@ -1,0 +1,75 @@
+"""What the event loop and the transfer threads tell the engine thread of rank 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from worker.core.outputs import Output
+from worker.core.types import Request, RequestKey
+from worker.refusal import Refused
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    request: Request
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Also ends the pin of a context leg that has answered."""
+
+    key: RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """Every rank is done with a pull; `why` is None where all pages arrived."""
+
+    key: RequestKey
+    why: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Released:
+    """The generation worker has the pages of this context leg."""
+
+    key: RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Ask every rank what it holds; `answer` is called on the engine or control thread."""
+
+    answer: Callable[[list[dict[str, Any]]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ClearCache:
+    answer: Callable[[int], None]
+    """Called on the engine thread with the number of pages that were freed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the engine thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class PinEnded:
+    """The other way: a context leg's pages are no longer pinned, for whatever reason."""
+
+    key: RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The other way: the scheduler did not take this request."""
+
+    key: RequestKey
+    refused: Refused
+
+
+Command: TypeAlias = Submit | Cancel | Pulled | Released | Check | ClearCache | Stop
+Told: TypeAlias = Output | PinEnded | Rejected

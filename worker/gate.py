@@ -1,0 +1,44 @@
+"""Keeps a step's outputs until every rank has decided that step alike."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from worker.commands import Told
+from worker.core.outputs import LoadSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class StepTold:
+    """What one step has to tell, and how loaded the worker was after it."""
+
+    number: int
+    told: Sequence[Told]
+    load: LoadSnapshot
+
+
+class Gate:
+    """The engine thread holds, the control thread opens; whoever comes second delivers, in the order of holding."""
+
+    def __init__(self, deliver: Callable[[StepTold], None]) -> None:
+        self._deliver = deliver
+        self._held: deque[StepTold] = deque()
+        self._agreed = -1
+        self._lock = threading.Lock()
+
+    def hold(self, step: StepTold) -> None:
+        with self._lock:
+            if step.number <= self._agreed and not self._held:
+                self._deliver(step)
+            else:
+                self._held.append(step)
+
+    def open(self, number: int) -> None:
+        """All ranks agree on the plans up to `number`."""
+        with self._lock:
+            self._agreed = number
+            while self._held and self._held[0].number <= number:
+                self._deliver(self._held.popleft())

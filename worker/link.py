@@ -1,0 +1,201 @@
+"""EngineLink's server: one stream per edge, one message per engine step and edge."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import Counter, deque
+from typing import Protocol
+
+import grpc
+import structlog
+
+from enginelink.v1 import link_pb2, link_pb2_grpc
+from worker.answers import error_of, stop_match_of, token_info, usage_of
+from worker.commands import PinEnded, Rejected, Told
+from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, Started, TokenOut
+from worker.intake import Intake
+from worker.refusal import Refused, overloaded
+from worker.requests import Active, Requests
+
+REVISION = 1
+MAX_WAITING_STEPS = 2048
+EDGE_ID_BYTES = 128
+
+log = structlog.get_logger()
+
+Stream = grpc.aio.ServicerContext[link_pb2.EdgeMessage, link_pb2.WorkerMessage]
+
+
+class Serving(Protocol):
+    """What a link needs of the worker."""
+
+    requests: Requests
+    intake: Intake
+
+    async def until_ready(self) -> None: ...
+    def welcome(self) -> link_pb2.Welcome: ...
+    def load(self) -> link_pb2.Load: ...
+    def step_number(self) -> int: ...
+    def session_of(self, active: Active, output: HandoffReady) -> bytes: ...
+    def verify_link(self, envelope: str) -> None: ...
+    def update(self, update: link_pb2.ConversationUpdate) -> None: ...
+
+
+class LinkService(link_pb2_grpc.EngineLinkServicer):
+    """Accepts links; each is a `Link` for as long as its stream lives."""
+
+    def __init__(self, worker: Serving) -> None:
+        self._worker = worker
+        self.links: set[Link] = set()
+
+    async def Connect(self, request_iterator: object, context: Stream) -> None:
+        """Returns when the edge closes, or is cancelled when it is lost: either ends its requests at once."""
+        hello = await context.read()
+        if not isinstance(hello, link_pb2.EdgeMessage) or not hello.HasField("hello"):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must hold hello")
+        if hello.hello.revision != REVISION:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                f"hello.revision is {hello.hello.revision}: this worker speaks {REVISION}",
+            )
+        try:
+            self._worker.verify_link(hello.hello.envelope)
+        except Refused as refused:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, refused.message)
+        await self._worker.until_ready()
+        link = Link(self._worker, hello.hello.edge_id[:EDGE_ID_BYTES])
+        self.links.add(link)
+        log.info("an edge is linked", edge=link.edge_id)
+        try:
+            await context.write(link_pb2.WorkerMessage(welcome=self._worker.welcome()))
+            async with asyncio.TaskGroup() as tasks:
+                writer = tasks.create_task(link.write_to(context))
+                violation = await link.read_from(context)
+                writer.cancel()
+        finally:
+            self.links.discard(link)
+            link.close()
+            log.info("an edge is gone", edge=link.edge_id)
+        if violation:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, violation)
+
+
+class Link:
+    """One edge. Its requests end with it; an edge that does not read loses them, not its link."""
+
+    def __init__(self, worker: Serving, edge_id: str) -> None:
+        self.edge_id = edge_id
+        self._worker = worker
+        self._requests = worker.requests
+        self._by_handle: dict[int, Active] = {}
+        self._happened: list[tuple[Active, Told]] = []
+        self._waiting: deque[link_pb2.WorkerMessage] = deque()
+        self._wake = asyncio.Event()
+
+    async def read_from(self, stream: Stream) -> str:
+        """Until the edge closes; returns what it did that no edge may, or nothing."""
+        while True:
+            message = await stream.read()
+            if not isinstance(message, link_pb2.EdgeMessage):
+                return ""
+            for submit in message.submits:
+                if submit.handle in self._by_handle or not submit.handle:
+                    return f"submit.handle is {submit.handle}, which is in use or 0"
+                self._submit(submit)
+            for cancel in message.cancels:
+                active = self._by_handle.pop(cancel.handle, None)
+                if active is not None:
+                    self._requests.cancel(active)
+            for update in message.updates:
+                self._worker.update(update)
+
+    async def write_to(self, stream: Stream) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._waiting:
+                await stream.write(self._waiting.popleft())
+
+    def close(self) -> None:
+        for active in self._by_handle.values():
+            self._requests.cancel(active)
+        self._by_handle.clear()
+
+    def take(self, active: Active, output: Told) -> None:
+        self._happened.append((active, output))
+
+    def flush(self) -> None:
+        """What happened becomes one Step; tokens that came alone go into its columns."""
+        happened, self._happened = self._happened, []
+        times = Counter(active.handle for active, _ in happened)
+        handles, token_ids = array("I"), array("I")
+        step = link_pb2.Step(number=self._worker.step_number(), load=self._worker.load())
+        for active, output in happened:
+            if type(output) is TokenOut and output.logprobs is None and times[active.handle] == 1:
+                handles.append(active.handle)
+                token_ids.append(output.token_id)
+            elif type(output) is PinEnded:
+                self._by_handle.pop(active.handle, None)
+            else:
+                step.events.append(self._event(active, output))
+        if handles or step.events:
+            step.handles, step.token_ids = handles.tobytes(), token_ids.tobytes()
+            self._send(step)
+
+    def _event(self, active: Active, output: Told) -> link_pb2.Event:
+        event = link_pb2.Event(handle=active.handle)
+        match output:
+            case TokenOut():
+                event.token.CopyFrom(token_info(output.token_id, output.logprobs))
+            case Started():
+                event.started.cached_prompt_tokens = output.cached_tokens
+            case KvArrived():
+                event.kv_arrived.SetInParent()
+            case HandoffReady():
+                event.prefill_ready.kv_session = self._worker.session_of(active, output)
+                event.prefill_ready.first_token.CopyFrom(token_info(output.first_token, output.logprobs))
+                event.prefill_ready.usage.CopyFrom(usage_of(active))
+            case Finished():
+                self._by_handle.pop(active.handle, None)
+                event.finished.reason = int(output.reason)
+                match = stop_match_of(output, self._worker.intake.eos_token_ids)
+                if match is not None:
+                    event.finished.stop_match.CopyFrom(match)
+                event.finished.usage.CopyFrom(usage_of(active))
+            case Failed():
+                self._by_handle.pop(active.handle, None)
+                event.error.CopyFrom(error_of(output))
+            case Rejected():
+                self._by_handle.pop(active.handle, None)
+                event.error.CopyFrom(output.refused.event())
+        return event
+
+    def _submit(self, submit: link_pb2.Submit) -> None:
+        try:
+            self._requests.require_open(submit.request_id)
+            request = self._worker.intake.from_submit(self._requests.next_key(), submit)
+        except Refused as refused:
+            event = link_pb2.Event(handle=submit.handle, error=refused.event())
+            self._send(link_pb2.Step(number=self._worker.step_number(), events=[event], load=self._worker.load()))
+            return
+        self._by_handle[submit.handle] = self._requests.accept(request, submit.request_id, self, submit.handle)
+
+    def _send(self, step: link_pb2.Step) -> None:
+        if len(self._waiting) >= MAX_WAITING_STEPS:
+            step = self._cut_off()
+        self._waiting.append(link_pb2.WorkerMessage(step=step))
+        self._wake.set()
+
+    def _cut_off(self) -> link_pb2.Step:
+        """The edge does not read: its requests end, and what waited for it is forgotten."""
+        log.warning(
+            "an edge does not read; its requests are cancelled", edge=self.edge_id, requests=len(self._by_handle)
+        )
+        self._requests.count_slow_consumer()
+        self._waiting.clear()
+        error = overloaded(f"the edge left {MAX_WAITING_STEPS} steps unread").event()
+        step = link_pb2.Step(number=self._worker.step_number(), load=self._worker.load())
+        step.events.extend(link_pb2.Event(handle=handle, error=error) for handle in self._by_handle)
+        self.close()
+        return step
