@@ -83,16 +83,8 @@ class WindowDetokenizer:
         if text.endswith("\ufffd") and not final and len(self._held) < MAX_HELD_TOKENS:
             return ""
         new = text[self._context_chars :]
-        self._move_context()
+        self._context, self._context_chars, self._held = self._held, len(self._decode(self._held)), []
         return new
-
-    def _move_context(self) -> None:
-        """Keep as context the last tokens that decode to anything: a first token's space may decode to nothing."""
-        tokens = [*self._context, *self._held]
-        begin = len(tokens) - len(self._held)
-        while not (text := self._decode(tokens[begin:])) and begin:
-            begin -= 1
-        self._context, self._context_chars, self._held = tokens[begin:], len(text), []
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)

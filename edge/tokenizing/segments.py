@@ -11,6 +11,7 @@ piece but the first then begins with an added token, so rules for the first stre
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -21,7 +22,8 @@ from tokenizers import AddedToken, Tokenizer
 MIN_SEGMENT_CHARS = 512
 """Segments end at the first cut after this many characters: fewer, larger entries for the cache."""
 
-PROBE_FILLERS = ("", " ", "a", " b\n", "\n\n", "Ωmega  é", "don't 42", "\u2581x", "<", " 漢字 ", "\t🙂")
+MAX_TRIED_CUTS = 24
+TRIAL_TEXTS = ("", " ", "a", " b\n", "\n\n", "Ωmega  é", "don't 42", "\u2581x", "<", " 漢字 ", "\t🙂")
 
 
 class Segmenter:
@@ -46,7 +48,7 @@ class Segmenter:
         if not cuts:
             return None
         segmenter = cls([[token.content for token in tokens] for tokens in (found, between)], cuts)
-        return segmenter if _passes_trial(segmenter, tokenizer, cuts) else None
+        return segmenter if segmenter.agrees_with(tokenizer) else None
 
     def split(self, text: str, min_chars: int = MIN_SEGMENT_CHARS) -> list[str]:
         """The segments of `text`, in order; together they are the text. At least one, none shorter than `min_chars`
@@ -59,6 +61,17 @@ class Segmenter:
                 begin = at
         segments.append(text[begin:])
         return segments
+
+    def agrees_with(self, tokenizer: Tokenizer) -> bool:
+        """Whether pieces and whole come out alike for a text in which many cuts meet many kinds of characters."""
+        cuts = sorted(self._cuts)
+        text = "".join(
+            before + cut + after
+            for cut in cuts[:: max(1, len(cuts) // MAX_TRIED_CUTS)]
+            for before, after in zip(TRIAL_TEXTS, TRIAL_TEXTS[3:] + TRIAL_TEXTS[:3], strict=True)
+        )
+        pieces = [tokenizer.encode(piece, add_special_tokens=False).ids for piece in self.split(text, min_chars=1)]
+        return tokenizer.encode(text, add_special_tokens=False).ids == list(itertools.chain.from_iterable(pieces))
 
     def _places(self, text: str) -> Iterator[int]:
         """Where `text` may be cut, in order."""
@@ -85,16 +98,6 @@ def _is_cut(token: AddedToken) -> bool:
         return False
     first, last = token.content[0], token.content[-1]
     return not (first.isspace() or last.isspace() or first.isalnum() or first == "_")
-
-
-def _passes_trial(segmenter: Segmenter, tokenizer: Tokenizer, cuts: list[str]) -> bool:
-    """Whether pieces and whole agree on a text in which cuts of several kinds meet characters of several kinds."""
-    chosen = cuts[:: max(1, len(cuts) // 24)]
-    text = "".join(
-        filler + cut + other for cut in chosen for filler, other in zip(PROBE_FILLERS, PROBE_FILLERS[3:], strict=False)
-    )
-    pieces = [tokenizer.encode(piece, add_special_tokens=False).ids for piece in segmenter.split(text, min_chars=1)]
-    return tokenizer.encode(text, add_special_tokens=False).ids == [token_id for piece in pieces for token_id in piece]
 
 
 def _trie_pattern(words: Iterable[str]) -> str:

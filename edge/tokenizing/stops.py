@@ -43,7 +43,6 @@ class StopStrings:
                 return self._end()
         keep = self._first_possible(len(self._held))
         if self._match is not None:
-            keep = min(keep, self._match[0])
             self._match = self._match[0] - keep, self._match[1]
         emit, self._held = self._held[:keep], self._held[keep:]
         return emit, None
@@ -89,5 +88,5 @@ class _Automaton:
             matched = self._fallback[matched]
         matched += text[matched] == character
         whole = matched == len(text)
-        self.matched = self._fallback[matched] if whole else matched
+        self.matched = 0 if whole else matched  # a later match of the same stop begins later, too late to win
         return whole

@@ -182,9 +182,17 @@ def greedy_specials() -> Tokenizer:
             AddedToken("<mask>", lstrip=True, normalized=False),
             AddedToken("<gap>", rstrip=True, normalized=False),
             AddedToken("word", single_word=True, normalized=False),
+            AddedToken("<w>", single_word=True, normalized=False),
             AddedToken("</s><s>", normalized=False),
         ]
     )
+    return tokenizer
+
+
+def prepended_specials() -> Tokenizer:
+    """A space put before every text, and added tokens that are found only after that."""
+    tokenizer = _untouched(sentencepiece_bpe())
+    tokenizer.add_tokens([AddedToken("<|im_start|>", normalized=True), AddedToken("<|im_end|>", normalized=True)])
     return tokenizer
 
 
@@ -204,6 +212,7 @@ MAKERS: dict[str, Callable[[], Tokenizer]] = {
         wordpiece,
         normalized_specials,
         greedy_specials,
+        prepended_specials,
         no_specials,
     )
 }

@@ -10,7 +10,20 @@ from tests.edge.tokenizing.samples import MAKERS, SPECIALS, sample
 
 FRAGMENTS = [
     *SPECIALS,
-    *("<mask>", "<gap>", "word", "</s><s>", "<|im_", "end|><", "<tool_call>", "</tool_call>", "<|im", "_start|>", "|>"),
+    *(
+        "<mask>",
+        "<gap>",
+        "<w>",
+        "word",
+        "</s><s>",
+        "<|im_",
+        "end|><",
+        "<tool_call>",
+        "</tool_call>",
+        "<|im",
+        "_start|>",
+        "|>",
+    ),
     *(
         "<",
         " ",
@@ -32,7 +45,8 @@ FRAGMENTS = [
     ),
 ]
 TEXTS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=6), max_size=24).map("".join)
-CUTTING = [kind for kind in MAKERS if kind != "no_specials"]
+WHOLE = ["no_specials", "prepended_specials"]
+CUTTING = [kind for kind in MAKERS if kind not in WHOLE]
 
 
 def whole(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -88,8 +102,22 @@ def test_segments_but_the_last_are_at_least_the_asked_length() -> None:
     assert segmenter.split("<s>" * 7, min_chars=6) == ["<s><s>", "<s><s>", "<s><s>", "<s>"]
 
 
-def test_a_tokenizer_without_added_tokens_has_no_segmenter() -> None:
-    assert Segmenter.of(sample("no_specials")) is None
+@pytest.mark.parametrize("kind", WHOLE)
+def test_a_tokenizer_that_leaves_no_exact_cut_has_no_segmenter(kind: str) -> None:
+    assert Segmenter.of(sample(kind)) is None
+
+
+def test_a_cut_that_is_not_exact_is_found_out_by_the_trial() -> None:
+    tokens = ["<s>", "<mask>"]
+
+    assert Segmenter([tokens], cuts=["<s>"]).agrees_with(sample("greedy_specials"))
+    assert not Segmenter([tokens], cuts=tokens).agrees_with(sample("greedy_specials"))
+
+
+def test_a_token_that_begins_like_a_longer_one_is_found_too() -> None:
+    segmenter = Segmenter([["<a", "<a>", "<ab>"]], cuts=["<a", "<a>"])
+
+    assert segmenter.split("<ax<a><ab>x<a", min_chars=1) == ["<ax", "<a><ab>x", "<a"]
 
 
 def test_no_cut_is_made_where_a_longer_token_begins_earlier() -> None:

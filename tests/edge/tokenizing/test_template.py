@@ -38,7 +38,9 @@ def test_special_tokens_and_the_callers_options_are_variables() -> None:
 
 
 def test_options_do_not_replace_the_messages() -> None:
-    assert render("{{ messages | length }}", messages=None, add_generation_prompt=None) == "0"
+    template = ChatTemplate("{{ messages | length }}{{ add_generation_prompt }}", {})
+
+    assert template.render([], options={"messages": [1], "add_generation_prompt": None}) == "0True"
 
 
 def test_the_date_is_the_local_one() -> None:

@@ -187,6 +187,12 @@ def test_a_call_that_breaks_after_it_began_leaves_the_rest_as_content() -> None:
     assert got == [("call_0", "read", '{"a": 1'), '], "b": 2}} done']
 
 
+def test_a_llama3_call_that_breaks_after_it_began_leaves_the_rest_as_content() -> None:
+    got = parsed(ToolFormat.LLAMA3, ['{"name": "read", "parameters": {"a": 1}, oops}'])
+
+    assert got == [("call_0", "read", '{"a": 1}'), "oops}"]
+
+
 def test_a_call_without_arguments_has_an_empty_object() -> None:
     assert parsed(ToolFormat.HERMES, ['<tool_call>{"name": "read"}</tool_call>']) == [("call_0", "read", "{}")]
     assert parsed(ToolFormat.HERMES, ['<tool_call>{"name": "read", "arguments": null}']) == [("call_0", "read", "{}")]
