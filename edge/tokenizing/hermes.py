@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edge.tokenizing.call_json import CallReader
-from edge.tokenizing.tool_calls import ContentDelta, ToolCallArguments, ToolCallStart, ToolDelta
+from edge.tokenizing.tool_deltas import ContentDelta, ToolCallArguments, ToolCallStart, ToolDelta
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 

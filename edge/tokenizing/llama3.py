@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable, Collection
 
 from edge.tokenizing.call_json import WHITE, CallReader
-from edge.tokenizing.tool_calls import ContentDelta, ToolCallArguments, ToolCallStart, ToolDelta
+from edge.tokenizing.tool_deltas import ContentDelta, ToolCallArguments, ToolCallStart, ToolDelta
 
 TAG = "<|python_tag|>"
 

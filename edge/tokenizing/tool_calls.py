@@ -9,33 +9,23 @@ from __future__ import annotations
 import enum
 import secrets
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Protocol
 
+from edge.tokenizing.hermes import HermesParser
+from edge.tokenizing.llama3 import Llama3Parser
+from edge.tokenizing.tool_deltas import ContentDelta, ToolCallArguments, ToolCallStart, ToolDelta
 
-@dataclass(frozen=True, slots=True)
-class ContentDelta:
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCallStart:
-    """A call begins. `index` counts the answer's calls from 0."""
-
-    index: int
-    call_id: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCallArguments:
-    """More of the arguments' JSON text of a call that has begun, as the model wrote it."""
-
-    index: int
-    text: str
-
-
-ToolDelta = ContentDelta | ToolCallStart | ToolCallArguments
+__all__ = [
+    "ContentDelta",
+    "ToolCallArguments",
+    "ToolCallParser",
+    "ToolCallStart",
+    "ToolDelta",
+    "ToolFormat",
+    "detect_format",
+    "make_parser",
+    "new_call_id",
+]
 
 
 class ToolFormat(enum.StrEnum):
@@ -84,9 +74,6 @@ def make_parser(
     tool_format: ToolFormat, tool_names: Collection[str], new_id: Callable[[], str] = new_call_id
 ) -> ToolCallParser:
     """A parser for one answer to a request that has tools of these names."""
-    from edge.tokenizing.hermes import HermesParser
-    from edge.tokenizing.llama3 import Llama3Parser
-
     match tool_format:
         case ToolFormat.HERMES:
             return HermesParser(new_id)

@@ -204,6 +204,13 @@ def test_arguments_written_as_a_string_are_what_the_string_holds() -> None:
     assert parsed(ToolFormat.HERMES, [answer]) == [("call_0", "read", '{"path": "a"}')]
 
 
+def test_an_answer_that_is_no_json_streams_at_once_in_llama3s_form() -> None:
+    parser = make_parser(ToolFormat.LLAMA3, NAMES)
+
+    assert parser.push("Hello") == [ContentDelta("Hello")]
+    assert parser.push(" {") == [ContentDelta(" {")]
+
+
 def test_json_that_names_no_tool_of_the_request_is_llama3s_answer_not_a_call() -> None:
     answer = llama_call("Paris", {"country": "France"})
 
