@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edge.tokenizing.call_json import CallReader
-from edge.tokenizing.tool_deltas import ContentDelta, ToolCallArguments, ToolCallStart, ToolDelta
+from edge.tokenizing.tool_deltas import ToolCallArguments, ToolCallStart, ToolDelta, append_content
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
@@ -104,4 +104,4 @@ class HermesParser:
             text = text.lstrip()
         if text:
             self._trims = False
-            deltas.append(ContentDelta(text))
+            append_content(deltas, text)

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable, Collection
 
 from edge.tokenizing.call_json import WHITE, CallReader
-from edge.tokenizing.tool_deltas import ContentDelta, ToolCallArguments, ToolCallStart, ToolDelta
+from edge.tokenizing.tool_deltas import ToolCallArguments, ToolCallStart, ToolDelta, append_content
 
 TAG = "<|python_tag|>"
 
@@ -40,7 +40,7 @@ class Llama3Parser:
             elif self._state is _State.CALL:
                 self._read_call(character, deltas)
             else:
-                deltas.append(ContentDelta(text[at:]))
+                append_content(deltas, text[at:])
                 return deltas
         if self._state is _State.CALL:
             self._announce(deltas)
@@ -98,6 +98,5 @@ class Llama3Parser:
 
     def _give_up(self, rest: str, deltas: list[ToolDelta]) -> None:
         self._state = _State.TEXT
-        if text := self._before + rest:
-            deltas.append(ContentDelta(text))
+        append_content(deltas, self._before + rest)
         self._before = ""

@@ -28,3 +28,13 @@ class ToolCallArguments:
 
 
 ToolDelta = ContentDelta | ToolCallStart | ToolCallArguments
+
+
+def append_content(deltas: list[ToolDelta], text: str) -> None:
+    """Add text to the deltas, into the last one if that is text too."""
+    if not text:
+        return
+    if deltas and isinstance(last := deltas[-1], ContentDelta):
+        deltas[-1] = ContentDelta(last.text + text)
+    else:
+        deltas.append(ContentDelta(text))
