@@ -20,6 +20,8 @@ from edge.tokenizing.tool_calls import MARKERS, ToolCallParser, ToolFormat, dete
 from edge.tokenizing.vocabulary import Vocabulary
 
 CACHE_BYTES = 256_000_000
+MAX_THREADS = 4
+"""Of a model; each holds the interpreter for a moment after every batch, so more would delay the event loop."""
 NO_SCOPE = b""
 INLINE_MESSAGES = 1_000
 """Conversations up to this long are rendered on the event loop (about 3 ms)."""
@@ -50,7 +52,7 @@ class TextModel:
             self.tool_format = detect_format(self._tool_chat.template.source)
         self._tool_markers = self.vocabulary.ids_of(MARKERS[self.tool_format]) if self.tool_format else frozenset()
         self._text_ends = _text_ends(folder.tokenizer)
-        threads = threads or max(1, (os.cpu_count() or 2) - 1)
+        threads = threads or max(1, min(MAX_THREADS, (os.cpu_count() or 2) - 1))
         self._incremental = IncrementalTokenizer(folder.tokenizer, cache_bytes=cache_bytes, threads=threads)
 
     @classmethod
