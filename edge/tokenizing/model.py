@@ -20,7 +20,7 @@ from edge.tokenizing.tool_calls import MARKERS, ToolCallParser, ToolFormat, dete
 from edge.tokenizing.vocabulary import Vocabulary
 
 CACHE_BYTES = 256_000_000
-MAX_THREADS = 4
+MAX_THREADS = 2
 """Of a model; each holds the interpreter for a moment after every batch, so more would delay the event loop."""
 NO_SCOPE = b""
 INLINE_MESSAGES = 1_000
