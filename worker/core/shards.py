@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 
 def split_evenly(total: int, parts: int) -> list[tuple[int, int]]:
     """Half-open ranges that cover [0, total), sizes differing by at most one, the larger first."""
     size, larger = divmod(total, parts)
     starts = [part * size + min(part, larger) for part in range(parts + 1)]
-    return list(zip(starts[:-1], starts[1:], strict=True))
+    return list(itertools.pairwise(starts))
 
 
 def kv_head_ranges(num_kv_heads: int, world_size: int) -> list[tuple[int, int]]:

@@ -1,0 +1,249 @@
+"""Scheduler and replicas under random work, against the simplest model of what an engine must tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from worker.core.cache import CacheConfig
+from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, Output, Started, TokenOut
+from worker.core.plan import decode, encode
+from worker.core.replica import PullWork, Replica
+from worker.core.scheduler import Rejection, Scheduler, SchedulerConfig
+from worker.core.types import Batch, FinishReason, Phase, Request, RequestKey, Sampled, Sampling, Stopping
+
+BLOCK = 2
+NUM_PAGES = 12
+TRUNKS = ([1, 2] * 13, [1, 2, 2, 1] * 6, [1, 2, 1, 2, 2, 2, 1, 1, 1, 1, 2, 2])
+
+
+def next_token(context: tuple[int, ...]) -> int:
+    """A model whose next token depends on everything before it."""
+    return (sum((at + 1) * token for at, token in enumerate(context)) * 7 + len(context)) % 8 + 1
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> list[int]:
+    """Prompts that share beginnings of every length, as a family's do."""
+    trunk = draw(st.sampled_from(TRUNKS))
+    return trunk[: draw(st.integers(1, 26))] + draw(st.lists(st.integers(1, 2), max_size=3))
+
+
+@dataclass
+class Memory:
+    """A rank's pages: slot -> the whole context that its K and V were computed from."""
+
+    slots: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def forward(self, batch: Batch) -> dict[RequestKey, int]:
+        """Writes each new token's slot from what the pages before it hold; returns what would be sampled."""
+        answers: dict[int, int] = {}
+        for row, (start, stop) in enumerate(zip(batch.query_starts[:-1], batch.query_starts[1:], strict=True)):
+            for at in range(start, stop):
+                position = int(batch.positions[at])
+                before: tuple[int, ...] = ()
+                if position:
+                    page, offset = divmod(position - 1, BLOCK)
+                    before = self.slots[int(batch.page_table[row, page]) * BLOCK + offset]
+                    assert len(before) == position, "a token was computed from somebody else's page"
+                self.slots[int(batch.slots[at])] = (*before, int(batch.token_ids[at]))
+            answers[stop - 1] = next_token(self.slots[int(batch.slots[stop - 1])])
+        return {key: answers[int(at)] for key, at in zip(batch.sample_requests, batch.sample_rows, strict=True)}
+
+
+@dataclass
+class Expected:
+    """What the outside knows of one request."""
+
+    request: Request
+    answer: list[int] = field(default_factory=list)
+    started: bool = False
+    over: bool = False
+    pinned: bool = False
+    cancelled: bool = False
+    cached: int = 0
+
+
+class Engine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        config = CacheConfig(num_pages=NUM_PAGES, tokens_per_block=BLOCK)
+        self.replica = Replica(config)
+        self.follower = Replica(config)
+        self.scheduler = Scheduler(
+            SchedulerConfig(max_batch_size=4, max_num_tokens=6, handoff_timeout_ms=50, max_queued_requests=6),
+            self.replica,
+            lambda request: str(request.key).encode(),
+        )
+        self.memories = (Memory(), Memory())
+        self.expected: dict[RequestKey, Expected] = {}
+        self.pulls: dict[RequestKey, PullWork] = {}
+        self.pins: dict[RequestKey, list[int]] = {}
+        self.requests: dict[RequestKey, Request] = {}
+        self.now_ms = 0
+        self.keys = 0
+
+    @rule(
+        prompt=prompts(),
+        phase=st.sampled_from(Phase),
+        max_tokens=st.integers(1, 12),
+        salt=st.sampled_from([b"", b"s"]),
+        bypass=st.booleans(),
+    )
+    def submit(self, prompt: list[int], phase: Phase, max_tokens: int, salt: bytes, bypass: bool) -> None:
+        self.keys += 1
+        key = RequestKey(self.keys)
+        first = next_token(tuple(prompt)) if phase is Phase.GENERATION else None
+        request = Request(
+            key=key,
+            phase=phase,
+            token_ids=np.array(prompt, np.int32),
+            sampling=Sampling(temperature=0.0),
+            stopping=Stopping(max_tokens, 0, frozenset({4})),
+            salt=salt,
+            bypass_prefix_cache=bypass,
+            first_token=first,
+        )
+        self.requests[key] = request
+        rejection = self.scheduler.submit(request)
+        if len(prompt) >= NUM_PAGES * BLOCK:
+            assert rejection is not None
+            assert not rejection.retryable
+        elif rejection is None:
+            self.expected[key] = Expected(request, [] if first is None else [first])
+        else:
+            assert rejection == Rejection("OVERLOADED", "6 requests are queued", retryable=True)
+
+    @rule(data=st.data())
+    @precondition(lambda self: self.expected)
+    def cancel(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(self.expected)))
+        self.scheduler.cancel(key)
+        expected = self.expected[key]
+        expected.cancelled = True
+        if expected.pinned:
+            expected.pinned = False
+            del self.expected[key]
+
+    @rule(data=st.data(), fails=st.booleans())
+    @precondition(lambda self: self.pulls)
+    def pull_ends(self, data: st.DataObject, fails: bool) -> None:
+        key = data.draw(st.sampled_from(sorted(self.pulls)))
+        work = self.pulls.pop(key)
+        if fails:
+            self.scheduler.pull_failed(key, "the source is gone")
+            return
+        tokens = self.requests[key].token_ids.tolist()
+        for memory in self.memories:
+            for at in range(work.first_block * BLOCK, len(tokens)):
+                slot = int(work.pages[at // BLOCK - work.first_block]) * BLOCK + at % BLOCK
+                memory.slots[slot] = tuple(tokens[: at + 1])
+        self.scheduler.pulled(key)
+
+    @rule(data=st.data())
+    @precondition(lambda self: any(expected.pinned for expected in self.expected.values()))
+    def fetched(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(sorted(key for key, expected in self.expected.items() if expected.pinned)))
+        self.scheduler.released(key)
+        del self.expected[key]
+
+    @rule()
+    def clear(self) -> None:
+        self.scheduler.clear()
+
+    @rule(later_ms=st.integers(0, 30), steps=st.integers(1, 5))
+    def steps(self, later_ms: int, steps: int) -> None:
+        self.now_ms += later_ms
+        for _ in range(steps):
+            self.step()
+
+    def step(self) -> bool:
+        made = self.scheduler.plan(self.now_ms)
+        if made is None:
+            return False
+        plan, work = made
+        follower_work = self.follower.apply(decode(encode(plan)))
+        assert self.replica.digest == self.follower.digest
+        assert self.replica.decisions == self.follower.decisions
+        for pull in work.pulls:
+            self.pulls[pull.request] = pull
+        for key in work.unpins:
+            if key in self.expected and self.expected[key].pinned:
+                del self.expected[key]
+        for pin in work.pins:
+            self.pins[pin.request] = pin.pages.tolist()
+        sampled = Sampled((), ())
+        if work.batch is not None:
+            assert len(work.batch.token_ids) <= 6
+            assert follower_work.batch is not None
+            answers, same = (
+                m.forward(b) for m, b in zip(self.memories, (work.batch, follower_work.batch), strict=True)
+            )
+            assert answers == same
+            sampled = Sampled(tuple(answers), tuple(answers.values()))
+        for output in self.scheduler.complete(plan, sampled):
+            self.hear(output)
+        return True
+
+    def hear(self, output: Output) -> None:
+        expected = self.expected[output.key]
+        assert not expected.over, "something came after the end"
+        match output:
+            case Started():
+                assert not expected.started
+                expected.started = True
+                expected.cached = output.cached_tokens
+                assert output.cached_tokens % BLOCK == 0
+                limit = len(expected.request.token_ids)
+                assert output.cached_tokens <= (limit if expected.request.phase is Phase.GENERATION else limit - 1)
+            case TokenOut():
+                assert output.token_id == next_token((*expected.request.token_ids.tolist(), *expected.answer))
+                expected.answer.append(output.token_id)
+            case HandoffReady():
+                assert expected.request.phase is Phase.CONTEXT
+                assert output.first_token == next_token(tuple(expected.request.token_ids.tolist()))
+                expected.pinned = True
+                memory = self.memories[0]
+                pages = self.pins[output.key]
+                prompt = expected.request.token_ids.tolist()
+                for at in range(len(prompt)):
+                    slot = pages[at // BLOCK] * BLOCK + at % BLOCK
+                    assert memory.slots[slot] == tuple(prompt[: at + 1])
+            case KvArrived():
+                assert expected.request.phase is Phase.GENERATION
+            case Finished(reason=FinishReason.CANCELLED) | Failed():
+                expected.over = True
+            case Finished():
+                expected.over = True
+                stopped = expected.answer[-1] in expected.request.stopping.stop_token_ids
+                assert output.reason == (FinishReason.STOP if stopped else FinishReason.LENGTH)
+        if expected.over:
+            del self.expected[output.key]
+
+    @invariant()
+    def every_page_is_in_one_place(self) -> None:
+        self.replica.check()
+        self.follower.check()
+
+    def teardown(self) -> None:
+        """With its pulls ended and its pins expired, everything that was asked for ends, and no page is held."""
+        for _ in range(400):
+            for key in list(self.pulls):
+                del self.pulls[key]
+                self.scheduler.pull_failed(key, "the test is over")
+            self.now_ms += 10
+            if not self.step() and not self.expected:
+                break
+            self.replica.check()
+        left = {key: expected for key, expected in self.expected.items() if not expected.cancelled}
+        assert not left, "a request that never ends"
+        assert self.scheduler.load.running == self.scheduler.load.queued == 0
+        assert self.replica.cache.num_available == NUM_PAGES
+
+
+TestEngine = Engine.TestCase
+TestEngine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -1,0 +1,70 @@
+"""What rank 0 knows of one request beyond what every rank does."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from worker.core.types import FinishReason, Phase, Request, TokenIds
+
+
+class Stage(enum.Enum):
+    """QUEUED --admitted--> PREFILL or PULLING --> DECODING --> over; a context leg goes to PINNED instead.
+
+    QUEUED again when it is suspended. DOOMED: cancelled or lost in the middle of a pull, whose pages are still written.
+    """
+
+    QUEUED = enum.auto()
+    PREFILL = enum.auto()
+    PULLING = enum.auto()
+    DECODING = enum.auto()
+    PINNED = enum.auto()
+    DOOMED = enum.auto()
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """`output`: tokens generated so far, those of an earlier attempt included. `age`: smaller is older.
+
+    `started`: the outside has heard that it left the queue. `pinned_until_ms`: when a context leg's pages expire.
+    """
+
+    request: Request
+    age: int
+    stage: Stage = Stage.QUEUED
+    output: list[int] = field(default_factory=list)
+    started: bool = False
+    cached_tokens: int = 0
+    pinned_until_ms: int = 0
+
+    def __post_init__(self) -> None:
+        request = self.request
+        if request.resumed_tokens:
+            self.output = request.token_ids[-request.resumed_tokens :].tolist()
+        if request.first_token is not None:
+            self.output.append(request.first_token)
+
+    @property
+    def tokens(self) -> TokenIds:
+        """Everything known: the prompt, and what was generated behind it."""
+        behind = self.output[self.request.resumed_tokens :]
+        return (
+            np.concatenate([self.request.token_ids, np.array(behind, np.int32)]) if behind else self.request.token_ids
+        )
+
+    @property
+    def pulls(self) -> bool:
+        """It takes its pages from another worker; not after it was suspended, when it prefills like any other."""
+        return self.request.phase is Phase.GENERATION and not self.started
+
+    def ending(self) -> tuple[FinishReason, int | None] | None:
+        """Why the answer ends with the last token of `output`, and which token stopped it."""
+        stopping = self.request.stopping
+        count = len(self.output)
+        if count and count >= stopping.min_tokens and self.output[-1] in stopping.stop_token_ids:
+            return FinishReason.STOP, self.output[-1]
+        if count >= stopping.max_tokens:
+            return FinishReason.LENGTH, None
+        return None

@@ -1,0 +1,110 @@
+"""A plan: one scheduler step's whole input, and all that ever changes a rank's state.
+
+Rank 0 makes it by acting on its own replica and noting each act; the others repeat the acts in their order. It travels
+as MessagePack.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+
+from worker.core.arrays import Int32s
+
+
+class Act(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """One change. `key` is the request's."""
+
+
+class Sampled(Act, frozen=True, tag="s"):
+    """Tokens that the last step sampled: they are known to every rank from here on."""
+
+    keys: tuple[int, ...]
+    token_ids: tuple[int, ...]
+
+
+class Admit(Act, frozen=True, tag="a"):
+    """A request begins to run behind the match that rank 0 found: `length` blocks of run number `run` (0: nothing).
+
+    `token_ids`: little-endian int32 of what follows the `matched` tokens; the ranks have the rest. `commit_until`:
+    blocks that end behind this many tokens are never committed.
+    """
+
+    key: int
+    scope: bytes
+    run: int
+    length: int
+    matched: int
+    token_ids: bytes
+    commit_until: int
+
+
+class Pull(Act, frozen=True, tag="p"):
+    """Take pages for the whole prompt and fill those behind the match from the session `source`."""
+
+    key: int
+    source: bytes
+
+
+class Arrived(Act, frozen=True, tag="A"):
+    """Every rank has the pulled pages."""
+
+    key: int
+
+
+class Chunk(Act, frozen=True, tag="c"):
+    """The next `count` tokens of this request are part of this step's forward."""
+
+    key: int
+    count: int
+    sample: bool
+
+
+class Pin(Act, frozen=True, tag="P"):
+    """This step's forward completes a context leg: its pages may be fetched from here on, until its release."""
+
+    key: int
+
+
+class Release(Act, frozen=True, tag="r"):
+    """The request is over here, whatever the reason; what it committed stays."""
+
+    key: int
+
+
+class Clear(Act, frozen=True, tag="x"):
+    """Drop every block that no request holds."""
+
+
+AnyAct: TypeAlias = Sampled | Admit | Pull | Arrived | Chunk | Pin | Release | Clear
+
+
+class Plan(msgspec.Struct, frozen=True, array_like=True):
+    """`number` rises by one; `time_ms` is rank 0's monotonic clock."""
+
+    number: int
+    time_ms: int
+    acts: tuple[AnyAct, ...]
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Plan)
+
+
+def encode(plan: Plan) -> bytes:
+    return _encoder.encode(plan)
+
+
+def decode(data: bytes) -> Plan:
+    """Raises msgspec.ValidationError or DecodeError where `data` is no plan."""
+    return _decoder.decode(data)
+
+
+def pack(token_ids: Int32s) -> bytes:
+    return token_ids.astype("<i4", copy=False).tobytes()
+
+
+def unpack(token_ids: bytes) -> Int32s:
+    return np.frombuffer(token_ids, "<i4").astype(np.int32, copy=False)
