@@ -6,8 +6,14 @@ from collections.abc import Callable, Collection
 
 from openengine.v1 import error_pb2, generation_pb2
 from worker.core.outputs import Failed, Finished
-from worker.core.types import Logprobs
+from worker.core.types import FinishReason, Logprobs
 from worker.requests import Active
+
+REASONS = {
+    FinishReason.STOP: generation_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: generation_pb2.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: generation_pb2.FINISH_REASON_CANCELLED,
+}
 
 Spell = Callable[[int], str]
 """The text of one token on its own."""
@@ -43,6 +49,4 @@ def stop_match_of(finished: Finished, eos_token_ids: Collection[int]) -> generat
 
 
 def error_of(failed: Failed) -> error_pb2.EngineError:
-    return error_pb2.EngineError(
-        code=error_pb2.ErrorCode.Value(f"ERROR_CODE_{failed.code}"), message=failed.message, retryable=failed.retryable
-    )
+    return error_pb2.EngineError(code=f"ERROR_CODE_{failed.code}", message=failed.message, retryable=failed.retryable)

@@ -47,8 +47,9 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class ClearCache:
-    answer: Callable[[int], None]
-    """Called on the engine thread with the number of pages that were freed."""
+    """Forget every block that no request holds; `answer` is called on the engine thread once the next plan will."""
+
+    answer: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)

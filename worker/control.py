@@ -34,10 +34,9 @@ Decisions = Callable[[], Iterable[tuple[object, ...]]]
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What a rank knows after loading. `max_pages`: what its memory holds; `endpoint`: where it serves pages."""
+    """What a rank knows after loading. `max_pages`: what its memory can hold."""
 
     max_pages: int
-    endpoint: str
 
 
 class Setup(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ import grpc
 import numpy as np
 
 from openengine.v1 import error_pb2, generation_pb2, kv_pb2, service_pb2_grpc
-from worker.answers import Spell, error_of, stop_match_of, token_info, usage_of
+from worker.answers import REASONS, Spell, error_of, stop_match_of, token_info, usage_of
 from worker.commands import PinEnded, Rejected, Told
 from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, Output, TokenOut
 from worker.core.types import Logprobs, Request, TokenIds
@@ -41,7 +41,7 @@ class Serving(Protocol):
     def session_of(self, active: Active, output: HandoffReady) -> bytes: ...
 
 
-class InferenceService(service_pb2_grpc.InferenceServicer):
+class InferenceService(service_pb2_grpc.InferenceServicer):  # type: ignore[misc]  # generated code is untyped
     def __init__(self, worker: Serving) -> None:
         self._worker = worker
 
@@ -157,7 +157,7 @@ class Answer:
                 if held:
                     yield generation_pb2.GenerateResponse(token=generation_pb2.TokenOutput(output_index=0, text=held))
                 match = stop_match_of(output, self._worker.intake.eos_token_ids)
-                yield self._finished(int(output.reason), match)
+                yield self._finished(REASONS[output.reason], match)
             case Failed():
                 yield self._last(error=error_of(output))
             case Rejected():

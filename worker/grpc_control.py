@@ -37,7 +37,7 @@ class Serving(Protocol):
     async def probe(self) -> str: ...
 
 
-class ControlService(service_pb2_grpc.ControlServicer):
+class ControlService(service_pb2_grpc.ControlServicer):  # type: ignore[misc]  # generated code is untyped
     """Methods that are not here answer UNIMPLEMENTED."""
 
     def __init__(self, worker: Serving) -> None:

@@ -11,7 +11,7 @@ import grpc
 import structlog
 
 from enginelink.v1 import link_pb2, link_pb2_grpc
-from worker.answers import error_of, stop_match_of, token_info, usage_of
+from worker.answers import REASONS, error_of, stop_match_of, token_info, usage_of
 from worker.commands import PinEnded, Rejected, Told
 from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, Started, TokenOut
 from worker.intake import Intake
@@ -35,14 +35,14 @@ class Serving(Protocol):
 
     async def until_ready(self) -> None: ...
     def welcome(self) -> link_pb2.Welcome: ...
-    def load(self) -> link_pb2.Load: ...
+    def link_load(self) -> link_pb2.Load: ...
     def step_number(self) -> int: ...
     def session_of(self, active: Active, output: HandoffReady) -> bytes: ...
     def verify_link(self, envelope: str) -> None: ...
     def update(self, update: link_pb2.ConversationUpdate) -> None: ...
 
 
-class LinkService(link_pb2_grpc.EngineLinkServicer):
+class LinkService(link_pb2_grpc.EngineLinkServicer):  # type: ignore[misc]  # generated code is untyped
     """Accepts links; each is a `Link` for as long as its stream lives."""
 
     def __init__(self, worker: Serving) -> None:
@@ -51,7 +51,7 @@ class LinkService(link_pb2_grpc.EngineLinkServicer):
 
     async def Connect(self, request_iterator: object, context: Stream) -> None:
         """Returns when the edge closes, or is cancelled when it is lost: either ends its requests at once."""
-        hello = await context.read()
+        hello: object = await context.read()
         if not isinstance(hello, link_pb2.EdgeMessage) or not hello.HasField("hello"):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must hold hello")
         if hello.hello.revision != REVISION:
@@ -96,7 +96,7 @@ class Link:
     async def read_from(self, stream: Stream) -> str:
         """Until the edge closes; returns what it did that no edge may, or nothing."""
         while True:
-            message = await stream.read()
+            message: object = await stream.read()
             if not isinstance(message, link_pb2.EdgeMessage):
                 return ""
             for submit in message.submits:
@@ -130,7 +130,7 @@ class Link:
         happened, self._happened = self._happened, []
         times = Counter(active.handle for active, _ in happened)
         handles, token_ids = array("I"), array("I")
-        step = link_pb2.Step(number=self._worker.step_number(), load=self._worker.load())
+        step = link_pb2.Step(number=self._worker.step_number(), load=self._worker.link_load())
         for active, output in happened:
             if type(output) is TokenOut and output.logprobs is None and times[active.handle] == 1:
                 handles.append(active.handle)
@@ -158,7 +158,7 @@ class Link:
                 event.prefill_ready.usage.CopyFrom(usage_of(active))
             case Finished():
                 self._by_handle.pop(active.handle, None)
-                event.finished.reason = int(output.reason)
+                event.finished.reason = REASONS[output.reason]
                 match = stop_match_of(output, self._worker.intake.eos_token_ids)
                 if match is not None:
                     event.finished.stop_match.CopyFrom(match)
@@ -177,7 +177,7 @@ class Link:
             request = self._worker.intake.from_submit(self._requests.next_key(), submit)
         except Refused as refused:
             event = link_pb2.Event(handle=submit.handle, error=refused.event())
-            self._send(link_pb2.Step(number=self._worker.step_number(), events=[event], load=self._worker.load()))
+            self._send(link_pb2.Step(number=self._worker.step_number(), events=[event], load=self._worker.link_load()))
             return
         self._by_handle[submit.handle] = self._requests.accept(request, submit.request_id, self, submit.handle)
 
@@ -195,7 +195,7 @@ class Link:
         self._requests.count_slow_consumer()
         self._waiting.clear()
         error = overloaded(f"the edge left {MAX_WAITING_STEPS} steps unread").event()
-        step = link_pb2.Step(number=self._worker.step_number(), load=self._worker.load())
+        step = link_pb2.Step(number=self._worker.step_number(), load=self._worker.link_load())
         step.events.extend(link_pb2.Event(handle=handle, error=error) for handle in self._by_handle)
         self.close()
         return step

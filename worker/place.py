@@ -30,6 +30,7 @@ class Place:
     rank: int
     local_rank: int
     world_size: int
+    local_world_size: int
     master_addr: str
     master_port: int
     control_port: int
@@ -46,6 +47,7 @@ class Place:
             master_port = int(environment["MASTER_PORT"])
             master_addr = environment["MASTER_ADDR"]
             local_rank = int(environment.get("LOCAL_RANK", "0"))
+            local_world_size = int(environment.get("LOCAL_WORLD_SIZE", "1"))
         except (KeyError, ValueError) as error:
             raise SettingsError(f"The environment that torchrun sets is incomplete: {error}.") from error
         if world_size != settings.tensor_parallel_size:
@@ -58,6 +60,7 @@ class Place:
             rank=rank,
             local_rank=local_rank,
             world_size=world_size,
+            local_world_size=local_world_size,
             master_addr=master_addr,
             master_port=master_port,
             control_port=int(control_port),
@@ -67,12 +70,16 @@ class Place:
             launcher_pid=_number(environment, PARENT),
         )
 
+    @property
+    def is_one_host(self) -> bool:
+        return self.local_world_size == self.world_size
+
     def to_environment(self) -> dict[str, str]:
         environment = {
             "RANK": str(self.rank),
             "LOCAL_RANK": str(self.local_rank),
             "WORLD_SIZE": str(self.world_size),
-            "LOCAL_WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
             "MASTER_ADDR": self.master_addr,
             "MASTER_PORT": str(self.master_port),
             CONTROL_PORT: str(self.control_port),

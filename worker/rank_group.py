@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from worker.place import SETTINGS, Place
@@ -66,6 +67,7 @@ class RankGroup:
                     rank=rank,
                     local_rank=rank,
                     world_size=settings.tensor_parallel_size,
+                    local_world_size=settings.tensor_parallel_size,
                     master_addr=LOOPBACK,
                     master_port=master_port,
                     control_port=control.getsockname()[1],
@@ -125,6 +127,8 @@ class RankGroup:
             process.wait()
         if spare_leader:
             return
+        for left in Path("/dev/shm").glob(f"kinroute-{os.getpid()}-*"):  # noqa: S108 - named in worker.loading
+            left.unlink(missing_ok=True)
         for key in list(self._selector.get_map().values()):
             if key.data[0] == "other":
                 self._selector.unregister(key.fd)

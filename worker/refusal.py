@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import grpc
 
 from openengine.v1 import error_pb2
@@ -21,11 +23,16 @@ STATUS: dict[int, grpc.StatusCode] = {
 class Refused(Exception):
     """Raised before a request is accepted; `code` is an openengine.v1 ErrorCode, the message names the field."""
 
-    def __init__(self, code: error_pb2.ErrorCode, message: str, *, retryable: bool = False) -> None:
+    def __init__(self, code: int, message: str, *, retryable: bool = False) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.retryable = retryable
+
+    @classmethod
+    def named(cls, name: str, message: str, *, retryable: bool) -> Self:
+        """`name`: the code without its prefix, as the core has it."""
+        return cls(error_pb2.ErrorCode.Value(f"ERROR_CODE_{name}"), message, retryable=retryable)
 
     @property
     def status(self) -> grpc.StatusCode:
@@ -33,7 +40,9 @@ class Refused(Exception):
 
     def event(self) -> error_pb2.EngineError:
         """As EngineLink tells it."""
-        return error_pb2.EngineError(code=self.code, message=self.message, retryable=self.retryable)
+        return error_pb2.EngineError(
+            code=error_pb2.ErrorCode.Name(self.code), message=self.message, retryable=self.retryable
+        )
 
 
 def invalid(message: str) -> Refused:

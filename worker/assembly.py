@@ -1,0 +1,109 @@
+"""Builds one rank's engine, step by step with its group. Runs on the engine thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import structlog
+import torch
+
+from worker.control import Facts, Pulled, Setup
+from worker.core.cache import CacheConfig
+from worker.core.replica import Replica
+from worker.engine import Engine
+from worker.loading import (
+    affordable_pages,
+    choose_device,
+    join_communicator,
+    layout_of,
+    load_model,
+    warm_up,
+)
+from worker.memory.device import DevicePool
+from worker.memory.layout import KvLayout
+from worker.memory.transfer.client import TransferClient
+from worker.memory.transfer.server import TransferServer
+from worker.model.communicator import Communicator
+from worker.model.loader import LoadedModel, ModelFacts
+from worker.model.runner import ModelRunner
+from worker.place import Place
+from worker.session_keys import SessionKeys
+from worker.settings import WorkerSettings
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A rank with its weights, before the group has agreed on the number of pages."""
+
+    settings: WorkerSettings
+    device: torch.device
+    communicator: Communicator
+    model: LoadedModel
+    layout: KvLayout
+    sessions: SessionKeys
+
+    @classmethod
+    def load(cls, settings: WorkerSettings, place: Place, group_nonce: bytes) -> Self:
+        """Every rank must call it: it joins the group's communicator."""
+        device = choose_device(settings, place)
+        communicator = join_communicator(place, device, group_nonce, settings.group.step_timeout_s)
+        model = load_model(settings, communicator, device)
+        log.info(
+            "the model is loaded", architecture=model.facts.architecture, dtype=model.facts.dtype, device=str(device)
+        )
+        return cls(
+            settings,
+            device,
+            communicator,
+            model,
+            layout_of(model, settings.kv_cache_config),
+            SessionKeys(place.token, group_nonce),
+        )
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(affordable_pages(self.settings.kv_cache_config, self.layout, self.device))
+
+    def open(self, setup: Setup, on_pulled: Callable[[Pulled], None]) -> Assembly:
+        """Pages, transfer and a first forward. Every rank must call it with the same `setup`."""
+        pool = DevicePool(self.layout, setup.num_pages, self.device)
+        runner = ModelRunner(self.model, self.communicator, pool)
+        warm_up(runner, pool)
+        transfer = self.settings.kv_transfer
+        server = TransferServer(pool, self.layout, transfer.listen_host)
+        server.start()
+        engine = Engine(
+            replica=Replica(
+                CacheConfig(
+                    num_pages=setup.num_pages,
+                    tokens_per_block=self.layout.tokens_per_block,
+                    enable_block_reuse=self.settings.kv_cache_config.enable_block_reuse,
+                )
+            ),
+            runner=runner,
+            server=server,
+            client=TransferClient(pool, self.layout, transfer.allowed_networks, transfer.timeout_s),
+            sessions=self.sessions,
+            on_pulled=on_pulled,
+        )
+        return Assembly(engine, pool, self.communicator, self.model.facts)
+
+
+@dataclass(slots=True)
+class Assembly:
+    """A rank that can serve. `close` frees what it holds; nothing of it may be used after that."""
+
+    engine: Engine
+    pool: DevicePool
+    communicator: Communicator
+    facts: ModelFacts
+
+    def close(self) -> None:
+        self.engine.client.close()
+        self.engine.server.close()
+        self.communicator.close()
+        self.pool.close()

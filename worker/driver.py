@@ -1,0 +1,162 @@
+"""The engine thread of rank 0: plans a step, has every rank run it, samples, and tells what came of it.
+
+torch runs on this thread only. Everything else talks to it through its inbox, which wakes it.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from typing import Protocol
+
+from worker.checks import Checks
+from worker.commands import Cancel, Check, ClearCache, Command, PinEnded, Pulled, Rejected, Released, Stop, Submit, Told
+from worker.core import plan as plans
+from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived
+from worker.core.plan import Plan
+from worker.core.replica import StepWork
+from worker.core.scheduler import Scheduler
+from worker.core.types import Request, RequestKey, Sampled
+from worker.engine import Engine
+from worker.gate import Gate, StepTold
+from worker.model.sampling import Sampler
+from worker.refusal import Refused
+from worker.telemetry import Metrics
+
+NOTHING = Sampled((), ())
+
+
+class Followers(Protocol):
+    """The other ranks, as the driver reaches them."""
+
+    def send_plan(self, number: int, encoded: bytes) -> None: ...
+    def applied(self, number: int, digest: bytes) -> None: ...
+    def ask_check(self) -> None: ...
+
+
+class Driver:
+    """`run` is the thread's whole life."""
+
+    def __init__(
+        self,
+        inbox: queue.SimpleQueue[Command],
+        engine: Engine,
+        scheduler: Scheduler,
+        sampler: Sampler,
+        followers: Followers,
+        gate: Gate,
+        checks: Checks,
+        metrics: Metrics,
+    ) -> None:
+        self._inbox = inbox
+        self._engine = engine
+        self._scheduler = scheduler
+        self._sampler = sampler
+        self._followers = followers
+        self._gate = gate
+        self._checks = checks
+        self._metrics = metrics
+        self._sources: dict[RequestKey, bytes] = {}
+        self._told: list[Told] = []
+        self._number = 0
+        self._began_s: float | None = None
+
+    @property
+    def step_s(self) -> float:
+        """How long the running step has taken, 0 between steps. For any thread."""
+        began_s = self._began_s
+        return 0.0 if began_s is None else time.monotonic() - began_s
+
+    def run(self) -> None:
+        """Until Stop."""
+        idle = False
+        while self._take_commands(wait=idle):
+            planned = self._scheduler.plan(_now_ms())
+            idle = planned is None
+            if planned is not None:
+                self._began_s = time.monotonic()
+                self._step(*planned)
+                self._metrics.steps.observe(self.step_s)
+                self._began_s = None
+            elif self._told:
+                self._tell()
+
+    def _step(self, plan: Plan, work: StepWork) -> None:
+        self._number = plan.number
+        self._followers.send_plan(plan.number, plans.encode(plan))
+        self._told += [PinEnded(key) for key in self._engine.begin(work)]
+        self._followers.applied(plan.number, self._engine.replica.digest)
+        logits = self._engine.forward(work)
+        sampled = NOTHING
+        if work.batch is not None and logits is not None:
+            sampled = self._sampler.sample(work.batch.sample_requests, logits)
+            self._metrics.output_tokens.inc(len(sampled.requests))
+        for output in self._scheduler.complete(plan, sampled):
+            match output:
+                case KvArrived():
+                    self._engine.release(self._sources.pop(output.key))
+                case HandoffReady() | Finished() | Failed():
+                    self._forget(output.key)
+            self._told.append(output)
+        self._tell()
+
+    def _tell(self) -> None:
+        told, self._told = self._told, []
+        if told:
+            self._gate.hold(StepTold(self._number, told, self._scheduler.load))
+
+    def _take_commands(self, *, wait: bool) -> bool:
+        """Everything in the inbox; waits for the first if told to. False after Stop."""
+        try:
+            command = self._inbox.get(timeout=self._sleep_s()) if wait else self._inbox.get_nowait()
+            while self._take(command):
+                command = self._inbox.get_nowait()
+        except queue.Empty:
+            return True
+        return False
+
+    def _sleep_s(self) -> float | None:
+        wake_ms = self._scheduler.next_wake_ms
+        return None if wake_ms is None else max(0.0, (wake_ms - _now_ms()) / 1000)
+
+    def _take(self, command: Command) -> bool:
+        match command:
+            case Submit():
+                self._submit(command.request)
+            case Cancel():
+                self._scheduler.cancel(command.key)
+                self._forget(command.key)
+            case Pulled(why=None):
+                self._scheduler.pulled(command.key)
+            case Pulled():
+                self._scheduler.pull_failed(command.key, command.why or "")
+            case Released():
+                self._scheduler.released(command.key)
+            case Check():
+                self._checks.begin(command.answer)
+                self._followers.ask_check()
+                self._checks.feed(0, self._engine.held())
+            case ClearCache():
+                self._scheduler.clear()
+                command.answer()
+            case Stop():
+                return False
+        return True
+
+    def _submit(self, request: Request) -> None:
+        rejection = self._scheduler.submit(request)
+        if rejection is not None:
+            refused = Refused.named(rejection.code, rejection.message, retryable=rejection.retryable)
+            self._told.append(Rejected(request.key, refused))
+            return
+        self._sampler.add(request)
+        if isinstance(request.kv_session, bytes):
+            self._sources[request.key] = request.kv_session
+
+    def _forget(self, key: RequestKey) -> None:
+        self._sampler.remove(key)
+        self._sources.pop(key, None)
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

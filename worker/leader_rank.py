@@ -1,0 +1,109 @@
+"""Rank 0: serves on its event loop, drives the group on its engine thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import signal
+import sys
+from collections.abc import Callable
+from typing import TypeVarTuple, Unpack
+
+import structlog
+import uvloop
+
+from worker.addresses import Address, is_loopback
+from worker.commands import Command, Stop
+from worker.exits import ExitCode
+from worker.leader_engine import LeaderEngine
+from worker.place import Place
+from worker.servers import Servers
+from worker.service import Opened, Service
+from worker.settings import WorkerSettings
+from worker.status import Status
+
+FAREWELL_S = 0.3
+STOP_DEADLINE_S = 5.0
+
+Arguments = TypeVarTuple("Arguments")
+
+log = structlog.get_logger()
+
+
+class LeaderRank:
+    """`run` on the main thread; what other threads have to say is brought to its loop."""
+
+    def __init__(self, settings: WorkerSettings, place: Place, status: Status) -> None:
+        self._settings = settings
+        self._place = place
+        self._status = status
+        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._end: asyncio.Future[ExitCode]
+        self._loop: asyncio.AbstractEventLoop
+        self._service: Service
+
+    def run(self) -> ExitCode:
+        return uvloop.run(self._serve())
+
+    async def _serve(self) -> ExitCode:
+        self._loop = asyncio.get_running_loop()
+        self._end = self._loop.create_future()
+        on_loopback = is_loopback(Address.parse(self._settings.listen.grpc).host)
+        self._service = Service(self._settings, self._inbox.put, on_loopback=on_loopback)
+        servers = Servers(self._service, self._settings.listen)
+        await servers.start()
+        self._status.say("listening")
+        self._hear_stop()
+        engine = LeaderEngine(
+            self._settings,
+            self._place,
+            self._inbox,
+            self._service.metrics,
+            self._service.instance_id,
+            on_opened=lambda opened: self._on_loop(self._opened, opened),
+            on_step=lambda step: self._on_loop(self._service.deliver, step),
+            on_failed=lambda why, code: self._on_loop(self._failed, why, code),
+        )
+        engine.start()
+        code = await self._end
+        if code is not ExitCode.STOPPED:
+            await asyncio.sleep(FAREWELL_S)
+            return code
+        await self._service.drain()
+        await servers.stop()
+        self._inbox.put(Stop())
+        await asyncio.to_thread(engine.join, STOP_DEADLINE_S)
+        return ExitCode.FAILED if engine.is_alive() else ExitCode.STOPPED
+
+    def _hear_stop(self) -> None:
+        """The launcher says so on stdin; without one, signals do."""
+        if self._place.launcher_pid is not None:
+            self._loop.add_reader(sys.stdin.fileno(), self._stop)
+            return
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._stop)
+
+    def _stop(self) -> None:
+        if self._place.launcher_pid is not None:
+            self._loop.remove_reader(sys.stdin.fileno())
+        if not self._end.done():
+            self._end.set_result(ExitCode.STOPPED)
+
+    def _on_loop(self, call: Callable[[Unpack[Arguments]], None], *arguments: *Arguments) -> None:
+        with contextlib.suppress(RuntimeError):  # The loop is closed: nobody is left to hear it.
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+    def _opened(self, opened: Opened) -> None:
+        self._service.opened(opened)
+        self._status.say("ready")
+        log.info("ready", pages=opened.num_pages, max_context_length=opened.served.max_context_length)
+
+    def _failed(self, why: str, code: ExitCode) -> None:
+        """Edges hear of it first, so that they can try elsewhere; then this process ends."""
+        if self._service.is_live():
+            log.error("the group is lost", why=why)
+            self._service.fail(why)
+            self._status.say("failed", why=why)
+        if not self._end.done():
+            self._end.set_result(code)

@@ -1,0 +1,57 @@
+"""The listeners of rank 0: gRPC, and the admin surface."""
+
+from __future__ import annotations
+
+import asyncio
+
+import grpc
+
+from enginelink.v1 import link_pb2_grpc
+from openengine.v1 import service_pb2_grpc
+from worker.addresses import Address, shared_listener
+from worker.admin import Admin, AdminServer
+from worker.grpc_api import InferenceService
+from worker.grpc_control import ControlService
+from worker.link import LinkService
+from worker.service import Service
+from worker.settings import Listen
+
+MAX_MESSAGE_BYTES = 64 << 20
+OPTIONS = (
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.so_reuseport", 1),
+)
+GRACE_S = 0.5
+
+
+class Servers:
+    """Serve `service` from `start` to `stop`."""
+
+    def __init__(self, service: Service, listen: Listen) -> None:
+        self._listen = listen
+        self._grpc = grpc.aio.server(options=OPTIONS)
+        service_pb2_grpc.add_InferenceServicer_to_server(InferenceService(service), self._grpc)
+        service_pb2_grpc.add_ControlServicer_to_server(ControlService(service), self._grpc)
+        link_pb2_grpc.add_EngineLinkServicer_to_server(LinkService(service), self._grpc)
+        self._admin = AdminServer(Admin(service))
+        self._admin_task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Raises OSError or RuntimeError where an address cannot be had."""
+        if not self._grpc.add_insecure_port(self._listen.grpc):
+            raise OSError(f"listen.grpc {self._listen.grpc} cannot be bound")
+        await self._grpc.start()
+        listener = shared_listener(Address.parse(self._listen.admin))
+        self._admin_task = asyncio.create_task(self._admin.run_on(listener), name="admin")
+
+    async def stop(self) -> None:
+        await self._grpc.stop(GRACE_S)
+        self._admin.should_exit = True
+        if self._admin_task is not None:
+            await asyncio.wait([self._admin_task], timeout=GRACE_S)
+            self._admin_task.cancel()
