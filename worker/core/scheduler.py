@@ -259,7 +259,7 @@ class Scheduler:
             if self._sibling_prefills(live, match, tokens):
                 waiting += 1
                 continue
-            needed = -(-(len(tokens) + 1) // self._block) - match.blocks
+            needed = -(-len(tokens) // self._block) - match.blocks
             if needed > self._replica.cache.num_available - self._newly_held(match):
                 return
             self._queue.remove(live)
@@ -279,7 +279,7 @@ class Scheduler:
         return idle
 
     def _sibling_prefills(self, live: Live, match: Match, tokens: TokenIds) -> bool:
-        """Whether a running prefill is about to commit the block that `live` would compute next."""
+        """Whether a prefill, or this very step, is about to commit the block that `live` would compute next."""
         if not self._replica.config.enable_block_reuse or live.request.bypass_prefix_cache:
             return False
         start = match.blocks * self._block
@@ -288,7 +288,9 @@ class Scheduler:
             return False
         scope = self._scope(live)
         for other in self._live.values():
-            if other.stage is not Stage.PREFILL or self._scope(other) != scope or other.request.bypass_prefix_cache:
+            if other.stage is not Stage.PREFILL and not self._in_step(other):
+                continue
+            if self._scope(other) != scope or other.request.bypass_prefix_cache:
                 continue
             sequence = self._replica.sequences[other.request.key]
             if sequence.committed != match.blocks or sequence.length < start + self._block:
