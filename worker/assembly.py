@@ -26,7 +26,8 @@ from worker.memory.layout import KvLayout
 from worker.memory.transfer.client import TransferClient
 from worker.memory.transfer.server import TransferServer
 from worker.model.communicator import Communicator
-from worker.model.loader import LoadedModel, ModelFacts
+from worker.model.facts import ModelFacts
+from worker.model.loader import LoadedModel
 from worker.model.runner import ModelRunner
 from worker.place import Place
 from worker.session_keys import SessionKeys

@@ -12,7 +12,7 @@ from typing import Protocol
 from worker.checks import Checks
 from worker.commands import Cancel, Check, ClearCache, Command, PinEnded, Pulled, Rejected, Released, Stop, Submit, Told
 from worker.core import plan as plans
-from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived
+from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, LoadSnapshot
 from worker.core.plan import Plan
 from worker.core.replica import StepWork
 from worker.core.scheduler import Scheduler
@@ -58,6 +58,7 @@ class Driver:
         self._metrics = metrics
         self._sources: dict[RequestKey, bytes] = {}
         self._told: list[Told] = []
+        self._load: LoadSnapshot | None = None
         self._number = 0
         self._began_s: float | None = None
 
@@ -102,8 +103,10 @@ class Driver:
 
     def _tell(self) -> None:
         told, self._told = self._told, []
-        if told:
-            self._gate.hold(StepTold(self._number, told, self._scheduler.load))
+        load = self._scheduler.load
+        if told or load != self._load:
+            self._load = load
+            self._gate.hold(StepTold(self._number, told, load))
 
     def _take_commands(self, *, wait: bool) -> bool:
         """Everything in the inbox; waits for the first if told to. False after Stop."""

@@ -40,13 +40,15 @@ class Engine:
         A pin is open before its forward has run: nobody knows its secret until rank 0 has sampled, which is after every
         rank's forward.
         """
-        ended = [key for key in work.released if key in self.pinned]
+        ended = [key for key in work.unpins if key in self.pinned]
         for key in ended:
             self.pinned.discard(key)
             self.server.unpin(self.sessions.session_id(key))
         for pin in work.pins:
-            self.pinned.add(pin.key)
-            self.server.pin(self.sessions.session_id(pin.key), self.sessions.secret(pin.key), pin.pages, pin.num_tokens)
+            self.pinned.add(pin.request)
+            self.server.pin(
+                self.sessions.session_id(pin.request), self.sessions.secret(pin.request), pin.pages, pin.num_tokens
+            )
         for pull in work.pulls:
             self._pull(pull)
         return ended
@@ -78,9 +80,9 @@ class Engine:
         try:
             session = SessionRef.parse(pull.source)
         except HandoffError as error:
-            self.on_pulled(Pulled(pull.key, str(error)))
+            self.on_pulled(Pulled(pull.request, str(error)))
             return
-        self.client.pull(session, pull.first_block, pull.pages, functools.partial(self._pulled, pull.key))
+        self.client.pull(session, pull.first_block, pull.pages, functools.partial(self._pulled, pull.request))
 
     def _pulled(self, key: RequestKey, result: PullResult) -> None:
         self.on_pulled(Pulled(key, result.why))

@@ -23,9 +23,12 @@ STATUS: dict[int, grpc.StatusCode] = {
 class Refused(Exception):
     """Raised before a request is accepted; `code` is an openengine.v1 ErrorCode, the message names the field."""
 
-    def __init__(self, code: int, message: str, *, retryable: bool = False) -> None:
+    def __init__(
+        self, code: int, message: str, *, retryable: bool = False, status: grpc.StatusCode | None = None
+    ) -> None:
         super().__init__(message)
         self.code = code
+        self.status = status or STATUS[code]
         self.message = message
         self.retryable = retryable
 
@@ -33,10 +36,6 @@ class Refused(Exception):
     def named(cls, name: str, message: str, *, retryable: bool) -> Self:
         """`name`: the code without its prefix, as the core has it."""
         return cls(error_pb2.ErrorCode.Value(f"ERROR_CODE_{name}"), message, retryable=retryable)
-
-    @property
-    def status(self) -> grpc.StatusCode:
-        return STATUS[self.code]
 
     def event(self) -> error_pb2.EngineError:
         """As EngineLink tells it."""
@@ -55,3 +54,8 @@ def unsupported(message: str) -> Refused:
 
 def overloaded(message: str) -> Refused:
     return Refused(error_pb2.ERROR_CODE_OVERLOADED, message, retryable=True)
+
+
+def unavailable(message: str) -> Refused:
+    """This worker serves nobody now; another may."""
+    return Refused(error_pb2.ERROR_CODE_OVERLOADED, message, retryable=True, status=grpc.StatusCode.UNAVAILABLE)

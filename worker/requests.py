@@ -12,7 +12,7 @@ from openengine.v1 import error_pb2
 from worker.commands import Cancel, Command, PinEnded, Rejected, Submit, Told
 from worker.core.outputs import Failed, Finished, HandoffReady, Started, TokenOut
 from worker.core.types import Phase, Request, RequestKey
-from worker.refusal import Refused, overloaded
+from worker.refusal import Refused, unavailable
 from worker.telemetry import Metrics
 
 MAX_ENDED = 4096
@@ -77,7 +77,7 @@ class Requests:
     def require_open(self, request_id: str) -> None:
         """Raises Refused: this worker accepts nothing now, or `request_id` is in use."""
         if self.refusing:
-            raise overloaded(self.refusing)
+            raise unavailable(self.refusing)
         if request_id in self._by_id:
             raise Refused(error_pb2.ERROR_CODE_DUPLICATE_REQUEST, f"request_id {request_id!r} is active")
 

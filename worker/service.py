@@ -93,6 +93,7 @@ class Service:
             endpoints=opened.handoffs.endpoints,
         )
         self._model = model_info(self._settings, opened.served, reads_text=opened.text is not None)
+        self.metrics.total_pages.set(opened.num_pages)
         self._state = State.READY
         self.requests.refusing = ""
         self._ready.set()

@@ -21,7 +21,7 @@ def configure_logs(log: Log, **bound: object) -> None:
     )
     structlog.configure(
         processors=[
-            structlog.contextvars.merge_contextvars,
+            lambda logger, name, event: {**event, **bound},
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
@@ -31,7 +31,6 @@ def configure_logs(log: Log, **bound: object) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    structlog.contextvars.bind_contextvars(**bound)
 
 
 class Metrics:
