@@ -1,153 +1,144 @@
-"""Builds one rank's model from a Hugging Face folder: transformers' code, this rank's weights."""
+"""Builds one rank's model from a Hugging Face folder: transformers' code, this rank's weights, our layers."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, GenerationConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from worker.core.shards import split_evenly
-from worker.model import attention
+from worker.model import attention, rehearsal
+from worker.model.checkpoint import Checkpoint
 from worker.model.communicator import Communicator
-from worker.model.sharding import Shard, UnsupportedModel, parallelise, shard_of, style_of
+from worker.model.facts import ModelFacts, facts_of
+from worker.model.layers import RowParallel, pack, replace
+from worker.model.sharding import ROW, Shard, UnsupportedModel, shard_of, style_of
 
 Progress = Callable[[float], None]
-HEAD = "lm_head.weight"
-EMBEDDING = "embed_tokens.weight"
-
-
-@dataclass(frozen=True, slots=True)
-class ModelFacts:
-    """What others must know of a model. `num_kv_heads` counts all ranks'."""
-
-    architecture: str
-    num_layers: int
-    num_kv_heads: int
-    kv_heads: tuple[int, int]
-    head_dim: int
-    vocab_size: int
-    max_context_length: int
-    eos_token_ids: frozenset[int]
-    dtype: str
 
 
 @dataclass(slots=True)
 class LoadedModel:
-    """`base` yields hidden states [1, T, H]; `head` [V of this rank, H] turns them into this rank's logits."""
+    """`module` maps ids [1, T] to logits [1, R, V of this rank]; `vocabulary` has every rank's part of V."""
 
     facts: ModelFacts
-    base: nn.Module
-    head: Tensor
+    module: nn.Module
+    vocabulary: list[int]
 
 
 def load(
     folder: Path, communicator: Communicator, device: torch.device, dtype: torch.dtype, progress: Progress | None = None
 ) -> LoadedModel:
-    """Raises UnsupportedModel; an unreadable folder raises OSError."""
-    config = AutoConfig.from_pretrained(folder)
-    shard = shard_of(config, communicator.rank, communicator.world_size)
+    """Reads only this rank's parts. `progress` hears of the share done, 0 to 1.
+
+    Raises UnsupportedModel; an unreadable folder raises OSError.
+    """
+    config = _read_config(folder)
+    rank, world_size = communicator.rank, communicator.world_size
+    shards = [shard_of(config, other, world_size) for other in range(world_size)]
+    shard = shards[rank]
     attention.register()
     with torch.device("meta"):
-        base = AutoModel.from_config(shard.config, attn_implementation=attention.NAME, dtype=dtype)
-    weights = _Weights(folder)
-    names = [name for name, _ in base.named_parameters()]
-    for done, name in enumerate(names):
-        stored = weights.find(name)
-        whole = weights.shape(stored)
-        part = weights.read(stored, shard.part(name, style_of(config, name), whole))
-        _replace(base, name, part.to(device=device, dtype=dtype))
-        if progress is not None:
-            progress((done + 1) / len(names))
-    _make_buffers(base, shard.config, device)
-    head = _head(config, base, weights, communicator).to(device=device, dtype=dtype)
-    parallelise(base, config, communicator)
-    base.eval()
-    return LoadedModel(_facts(folder, config, shard, dtype), base, head)
+        model = AutoModelForCausalLM.from_config(shard.config, attn_implementation=attention.NAME, dtype=dtype)
+    model.eval()
+    rehearsal.check(model, shard)
+    _make_buffers(model, device)
+    _Filling(config, shard, model, Checkpoint(folder), device, dtype).run(progress or _ignore)
+    if world_size > 1:
+        _sum_over_ranks(model, config, communicator)
+    if device.type == "cpu":
+        pack(model)
+    spans = [other.vocabulary for other in shards]
+    facts = facts_of(folder, config, shard, str(dtype).removeprefix("torch."))
+    return LoadedModel(facts, model, [stop - start for start, stop in spans])
 
 
-def _replace(base: nn.Module, name: str, value: Tensor) -> None:
-    owner, _, own = name.rpartition(".")
-    module = base.get_submodule(owner)
-    expected = getattr(module, own).shape
-    if expected != value.shape:
-        raise UnsupportedModel(f"{name} has shape {tuple(value.shape)} instead of {tuple(expected)}")
-    setattr(module, own, nn.Parameter(value, requires_grad=False))
+def _ignore(_: float) -> None:
+    return
 
 
-def _make_buffers(base: nn.Module, config: PreTrainedConfig, device: torch.device) -> None:
-    """Buffers that no file holds (rotary frequencies) are computed by making their module again, on `device`."""
-    for name, module in list(base.named_modules()):
-        if any(buffer.is_meta for buffer in module.buffers(recurse=False)):
-            owner, _, own = name.rpartition(".")
-            with torch.device(device):
-                setattr(base.get_submodule(owner), own, type(module)(config=config))
+def _read_config(folder: Path) -> PreTrainedConfig:
+    if not (folder / "config.json").is_file():
+        raise UnsupportedModel(f"{folder} has no config.json")
+    try:
+        config = AutoConfig.from_pretrained(folder)
+    except ValueError as error:
+        raise UnsupportedModel(f"{folder}: {error}") from error
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise UnsupportedModel(f"{config.model_type} is no causal language model in transformers")
+    return config
 
 
-def _head(config: PreTrainedConfig, base: nn.Module, weights: _Weights, communicator: Communicator) -> Tensor:
-    start, stop = split_evenly(config.vocab_size, communicator.world_size)[communicator.rank]
-    if config.tie_word_embeddings:
-        return base.get_parameter(EMBEDDING)[start:stop]
-    return weights.read(HEAD, (slice(start, stop), slice(None)))
+def _make_buffers(model: PreTrainedModel, device: torch.device) -> None:
+    """Buffers that no file holds (rotary frequencies) get their values as transformers gives them on loading."""
+    for module in model.modules():
+        names = [name for name, buffer in module.named_buffers(recurse=False) if buffer.is_meta]
+        for name in names:
+            persistent = name not in module._non_persistent_buffers_set
+            module.register_buffer(name, torch.empty_like(module.get_buffer(name), device=device), persistent)
+        if names:
+            model._init_weights(module)
 
 
-def _facts(folder: Path, config: PreTrainedConfig, shard: Shard, dtype: torch.dtype) -> ModelFacts:
-    ends: set[int] = set()
-    sources = [config.eos_token_id]
-    if (folder / "generation_config.json").is_file():
-        sources.append(GenerationConfig.from_pretrained(folder).eos_token_id)
-    for ids in sources:
-        ends |= set(ids) if isinstance(ids, list) else set() if ids is None else {ids}
-    return ModelFacts(
-        architecture=config.model_type,
-        num_layers=config.num_hidden_layers,
-        num_kv_heads=config.num_key_value_heads,
-        kv_heads=shard.kv_heads,
-        head_dim=shard.head_dim,
-        vocab_size=config.vocab_size,
-        max_context_length=config.max_position_embeddings,
-        eos_token_ids=frozenset(ends),
-        dtype=str(dtype).removeprefix("torch."),
-    )
+@dataclass(slots=True)
+class _Filling:
+    """Puts this rank's part of each weight into the model, which is on the meta device until then."""
 
+    config: PreTrainedConfig
+    shard: Shard
+    model: PreTrainedModel
+    checkpoint: Checkpoint
+    device: torch.device
+    dtype: torch.dtype
 
-class _Weights:
-    """The safetensors files of a folder, one or several behind an index."""
+    def run(self, progress: Progress) -> None:
+        base = self.model.base_model
+        head = self.model.get_output_embeddings()
+        names = [name for name, _ in base.named_parameters()]
+        for done, name in enumerate(names):
+            stored = self._stored(name)
+            shape = self.checkpoint.shape(stored)
+            style = style_of(self.config, name.rpartition(".")[0])
+            self._put(base, name, self._read(stored, self.shard.part(name, style, shape)))
+            progress(done / len(names))
+        self._fill_head(head)
+        progress(1.0)
 
-    def __init__(self, folder: Path) -> None:
-        index = folder / "model.safetensors.index.json"
-        if index.is_file():
-            files = {name: folder / file for name, file in json.loads(index.read_text())["weight_map"].items()}
-        elif (folder / "model.safetensors").is_file():
-            single = folder / "model.safetensors"
-            with safe_open(single, "pt") as file:
-                files = dict.fromkeys(file.keys(), single)
+    def _fill_head(self, head: nn.Linear) -> None:
+        rows = slice(*self.shard.vocabulary)
+        name = next(name for name, module in self.model.named_modules() if module is head)
+        if self.config.tie_word_embeddings:
+            embedding: Tensor = self.model.get_input_embeddings().weight
+            head.weight = nn.Parameter(embedding[rows], requires_grad=False)
         else:
-            raise UnsupportedModel(f"{folder} has no model.safetensors")
-        self._files = files
-        self._open = {path: safe_open(path, "pt") for path in set(files.values())}
+            head.weight = nn.Parameter(self._read(f"{name}.weight", (rows, slice(None))), requires_grad=False)
+        if head.bias is not None:
+            head.bias = nn.Parameter(self._read(f"{name}.bias", (rows,)), requires_grad=False)
 
-    def find(self, name: str) -> str:
-        """The stored name of a base model's weight."""
-        for stored in (f"model.{name}", name):
-            if stored in self._files:
-                return stored
-        raise UnsupportedModel(f"the model's files lack the weight {name}")
+    def _read(self, stored: str, part: tuple[slice, ...]) -> Tensor:
+        return self.checkpoint.read(stored, part).to(device=self.device, dtype=self.dtype)
 
-    def shape(self, stored: str) -> tuple[int, ...]:
-        return tuple(self._open[self._files[stored]].get_slice(stored).get_shape())
+    def _stored(self, name: str) -> str:
+        """Folders of a base model alone leave out the prefix."""
+        prefixed = f"{self.model.base_model_prefix}.{name}"
+        return prefixed if prefixed in self.checkpoint or name not in self.checkpoint else name
 
-    def read(self, stored: str, part: tuple[slice, ...]) -> Tensor:
-        if stored not in self._files:
-            raise UnsupportedModel(f"the model's files lack the weight {stored}")
-        file = self._open[self._files[stored]]
-        if all(piece == slice(None) for piece in part):
-            whole: Tensor = file.get_tensor(stored)
-            return whole
-        sliced: Tensor = file.get_slice(stored)[part]
-        return sliced.contiguous()
+    def _put(self, base: nn.Module, name: str, value: Tensor) -> None:
+        owner, _, own = name.rpartition(".")
+        module = base.get_submodule(owner)
+        expected = tuple(getattr(module, own).shape)
+        if expected != tuple(value.shape):
+            raise UnsupportedModel(
+                f"{self.config.model_type}: this rank's part of {name} is {tuple(value.shape)}, not {expected}"
+            )
+        setattr(module, own, nn.Parameter(value, requires_grad=False))
+
+
+def _sum_over_ranks(model: PreTrainedModel, config: PreTrainedConfig, communicator: Communicator) -> None:
+    base = model.base_model
+    for name, layer in list(base.named_modules()):
+        if style_of(config, name) == ROW:
+            replace(base, name, RowParallel(layer, communicator))

@@ -1,20 +1,21 @@
-"""Runs one forward of a rank's model over a batch."""
+"""Runs one rank's model over a batch."""
 
 from __future__ import annotations
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
 
 from worker.core.types import Batch
 from worker.memory.device import DevicePool
-from worker.model.attention import StepAttention
+from worker.model.attention import step_attention
 from worker.model.communicator import Communicator
 from worker.model.loader import LoadedModel
 
 
 class ModelRunner:
-    """Use from one thread. `run` is entered by every rank with the same batch but for its own pages' contents."""
+    """Use from one thread. Every rank enters `run` with the same batch; `pool` must outlive the runs."""
 
     def __init__(self, model: LoadedModel, communicator: Communicator, pool: DevicePool) -> None:
         self._model = model
@@ -24,18 +25,24 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, batch: Batch) -> Tensor | None:
-        """Returns float32 logits [R, V] on rank 0, None on the others; None too where no row is to be sampled."""
+        """Float32 logits [R, V] on rank 0; None on the others, and where no row is to be sampled.
+
+        Raises CommunicatorTimeout when another rank does not come.
+        """
         self._pool.copy_pages(batch.page_copies)
-        step = StepAttention(batch, self._pool.tensor)
-        states = self._model.base(
-            input_ids=torch.from_numpy(batch.token_ids)[None].long().to(self._device),
-            position_ids=torch.from_numpy(batch.positions)[None].long().to(self._device),
+        logits = self._model.module(
+            input_ids=self._to_device(batch.token_ids)[None],
+            position_ids=self._to_device(batch.positions)[None],
             use_cache=False,
-            step=step,
-        ).last_hidden_state[0]
+            logits_to_keep=self._to_device(batch.sample_rows),
+            step=step_attention(batch, self._pool.tensor),
+        ).logits[0]
         if not len(batch.sample_rows):
             return None
-        rows = states[torch.from_numpy(batch.sample_rows).long().to(self._device)]
-        logits = linear(rows, self._model.head)
-        parts = self._communicator.gather(logits)
-        return None if parts is None else torch.cat(parts, -1).float()
+        parts = self._communicator.gather(logits, self._model.vocabulary)
+        if parts is None:
+            return None
+        return parts[0].float() if len(parts) == 1 else torch.cat(parts, -1).float()
+
+    def _to_device(self, ids: npt.NDArray[np.int32]) -> Tensor:
+        return torch.from_numpy(ids).to(self._device, torch.long)
