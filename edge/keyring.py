@@ -1,0 +1,171 @@
+"""The edge's secrets: one JSON file, mode 0600, made at the first start.
+
+    {"version": 1, "id_key": BASE64, "local_key": "kr-…",
+     "api_keys": [{"id", "sha256", "tenant", "subject", "scopes"}],
+     "envelope_keys": [{"id", "secret": BASE64, "sign_from": UNIX_SECONDS}]}
+
+`id_key` keys the hashes of ids and the cache salts: replicas must share it. `local_key` is the API key that
+`kinroute up` prints; all others are stored as hashes only. Workers get a file with the envelope keys alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import secrets
+import stat
+import time
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from edge.core.types import Principal, Scope
+from enginelink.envelope import Key
+
+KEY_PREFIX = "kr-"
+VERSION = 1
+
+
+class KeyringError(Exception):
+    """Raised when a key file cannot be used; one sentence that says what to do."""
+
+
+class ApiKey(msgspec.Struct, frozen=True):
+    id: str
+    sha256: str
+    tenant: str = "default"
+    subject: str = "default"
+    scopes: tuple[str, ...] = ()
+
+    @property
+    def principal(self) -> Principal:
+        return Principal(self.tenant, self.subject, frozenset(self.scopes), self.id)
+
+
+class EnvelopeKey(msgspec.Struct, frozen=True):
+    id: str
+    secret: str
+    sign_from: float = 0.0
+
+    @property
+    def key(self) -> Key:
+        return Key(self.id, base64.b64decode(self.secret), self.sign_from)
+
+
+class _File(msgspec.Struct, frozen=True):
+    version: int
+    id_key: str
+    api_keys: tuple[ApiKey, ...]
+    envelope_keys: tuple[EnvelopeKey, ...]
+    local_key: str = ""
+
+
+class Keyring:
+    """A key file's content. `open` makes it where it is missing; `load` does not."""
+
+    def __init__(self, path: Path, content: _File) -> None:
+        self.path = path
+        self._content = content
+
+    @classmethod
+    def open(cls, path: Path, *, new_key: bool = False) -> Self:
+        """Load `path`, or make it with a first API key of scope `affinity`; `new_key` replaces that key.
+
+        Raises KeyringError.
+        """
+        if not path.exists():
+            keyring = cls(path, _new_content())
+            keyring._save()
+            return keyring
+        keyring = cls.load(path)
+        if new_key:
+            local = _new_api_key()
+            old = hashlib.sha256(keyring.local_key.encode()).hexdigest()
+            others = tuple(key for key in keyring._content.api_keys if key.sha256 != old)
+            keyring._content = msgspec.structs.replace(
+                keyring._content, local_key=local, api_keys=(*others, _hashed(local))
+            )
+            keyring._save()
+        return keyring
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Raises KeyringError: unreadable, readable by others, or of another form."""
+        try:
+            mode = path.stat().st_mode
+            data = path.read_bytes()
+        except OSError as error:
+            raise KeyringError(f"The key file {path} cannot be read: {error.strerror}.") from error
+        if stat.S_IMODE(mode) & 0o077:
+            raise KeyringError(
+                f"The key file {path} can be read by others: run chmod 600 {path}, and replace its keys."
+            )
+        try:
+            content = msgspec.json.decode(data, type=_File)
+        except msgspec.MsgspecError as error:
+            raise KeyringError(
+                f"The key file {path} is damaged ({error}): restore it, or move it away to have new keys made."
+            ) from error
+        if content.version != VERSION:
+            raise KeyringError(f"The key file {path} has version {content.version}; this release reads {VERSION}.")
+        return cls(path, content)
+
+    @property
+    def local_key(self) -> str:
+        return self._content.local_key
+
+    @property
+    def id_key(self) -> bytes:
+        return base64.b64decode(self._content.id_key)
+
+    @property
+    def api_keys(self) -> tuple[ApiKey, ...]:
+        return self._content.api_keys
+
+    @property
+    def envelope_keys(self) -> tuple[Key, ...]:
+        return tuple(stored.key for stored in self._content.envelope_keys)
+
+    def write_worker_keys(self, path: Path) -> None:
+        """What workers may hold: the envelope keys, as JSON, mode 0600."""
+        _write_private(path, msgspec.json.encode({"envelope_keys": self._content.envelope_keys}))
+
+    def _save(self) -> None:
+        _write_private(self.path, msgspec.json.format(msgspec.json.encode(self._content)))
+
+
+def _new_content() -> _File:
+    local = _new_api_key()
+    envelope = EnvelopeKey(secrets.token_hex(4), _random_base64(), time.time())
+    return _File(VERSION, _random_base64(), (_hashed(local),), (envelope,), local)
+
+
+def _new_api_key() -> str:
+    return KEY_PREFIX + secrets.token_urlsafe(24)
+
+
+def _hashed(api_key: str) -> ApiKey:
+    digest = hashlib.sha256(api_key.encode()).hexdigest()
+    return ApiKey(secrets.token_hex(4), digest, "default", "local", (Scope.AFFINITY.value,))
+
+
+def _random_base64() -> str:
+    return base64.b64encode(secrets.token_bytes(32)).decode()
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    """Whole or not at all: others see the old file until the new one is complete."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
