@@ -1,7 +1,7 @@
 """Our attention behind transformers' `AttentionInterface`.
 
-One `StepAttention` lives for one forward and is handed to the layers as the keyword argument `step`. As no mask function
-is registered, transformers builds no mask.
+One `StepAttention` lives for one forward and is handed to the layers as the keyword argument `step`. No mask function
+is registered beside it, and so transformers builds none.
 """
 
 from __future__ import annotations
