@@ -64,13 +64,14 @@ class Child:
         return self._process.pid
 
     def _listen(self, lines: IO[bytes]) -> None:
-        for line in lines:
-            try:
-                members = json.loads(line)
-                event = members.pop("event")
-            except (ValueError, KeyError, AttributeError):
-                continue
-            self._news.put(News(self.name, event, members))
+        with lines:
+            for line in lines:
+                try:
+                    members = json.loads(line)
+                    event = members.pop("event")
+                except (ValueError, KeyError, AttributeError):
+                    continue
+                self._news.put(News(self.name, event, members))
         self._news.put(News(self.name, "exited", {"code": self._process.wait()}))
 
     def stop(self, grace_s: float) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from worker.control import Facts, Pulled, Setup
 from worker.core.cache import CacheConfig
+from worker.core.handoff import KvShape
 from worker.core.replica import Replica
 from worker.engine import Engine
 from worker.loading import (
@@ -102,6 +103,18 @@ class Assembly:
     pool: DevicePool
     communicator: Communicator
     facts: ModelFacts
+
+    @property
+    def shape(self) -> KvShape:
+        """What a worker that exchanges pages with this one must have in common with it."""
+        layout = self.pool.layout
+        return KvShape(
+            num_layers=layout.num_layers,
+            num_kv_heads=layout.num_kv_heads,
+            head_dim=layout.head_dim,
+            tokens_per_block=layout.tokens_per_block,
+            dtype=layout.dtype,
+        )
 
     def close(self) -> None:
         self.engine.client.close()

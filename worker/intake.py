@@ -9,7 +9,9 @@ import numpy as np
 from google.protobuf import struct_pb2
 
 from enginelink.v1 import link_pb2
-from openengine.v1 import error_pb2, generation_pb2, kv_pb2
+from openengine.v1 import error_pb2, generation_pb2
+from worker.core.handoff import HandoffError, KvShape, SessionRef
+from worker.core.networks import AllowedNetworks
 from worker.core.types import Phase, Request, RequestKey, TokenIds
 from worker.lineage import NO_LINEAGE, Envelopes, Lineage
 from worker.options import sampling_from, stop_texts_from, stopping_from
@@ -37,6 +39,8 @@ class Served:
     vocab_size: int
     max_context_length: int
     eos_token_ids: frozenset[int]
+    shape: KvShape
+    allowed_networks: AllowedNetworks
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class _Leg:
 
     phase: Phase
     token_ids: TokenIds
-    session: kv_pb2.KvSessionRef | None
+    session: bytes
     salt: bytes
     conversation: str
     bypass_prefix_cache: bool
@@ -73,7 +77,7 @@ class Intake:
         leg = _Leg(
             phase=Phase(submit.phase),
             token_ids=np.frombuffer(submit.token_ids, dtype="<i4"),
-            session=kv_pb2.KvSessionRef.FromString(submit.kv_session) if submit.kv_session else None,
+            session=submit.kv_session,
             salt=submit.cache_salt,
             conversation=submit.conversation_id,
             bypass_prefix_cache=submit.bypass_prefix_cache,
@@ -88,7 +92,7 @@ class Intake:
         """`token_ids`: the prompt, tokenized where it came as text; `envelope`: its lineage, from the metadata."""
         self._require_model(message.model)
         self.require_supported(message)
-        session = message.kv.session if message.kv.HasField("session") else None
+        session = message.kv.session.SerializeToString() if message.kv.HasField("session") else b""
         leg = _Leg(
             phase=self._asked_phase(message.extra, session),
             token_ids=token_ids,
@@ -126,7 +130,7 @@ class Intake:
                 error_pb2.ERROR_CODE_ROLE_MISMATCH,
                 f"this worker's role is {served.role}: it serves the phases {allowed}, not {leg.phase.name.lower()}",
             )
-        if (leg.session is not None) != (leg.phase is Phase.GENERATION):
+        if bool(leg.session) != (leg.phase is Phase.GENERATION):
             raise invalid(
                 f"kv.session goes with the phase generation, and only with it; this is {leg.phase.name.lower()}"
             )
@@ -157,7 +161,28 @@ class Intake:
             turn=lineage.turn,
             bypass_prefix_cache=leg.bypass_prefix_cache,
             resumed_tokens=leg.resumed_tokens,
+            first_token=self._first_token(leg) if leg.session else None,
+            kv_session=leg.session or None,
         )
+
+    def _first_token(self, leg: _Leg) -> int:
+        """The token that the context leg sampled, once its session is one that can be pulled here."""
+        served = self._served
+        try:
+            session = SessionRef.parse(leg.session)
+        except HandoffError as error:
+            raise invalid(f"kv.session: {error}") from error
+        if session.prompt_tokens != len(leg.token_ids):
+            raise invalid(f"kv.session holds {session.prompt_tokens} tokens, and the prompt has {len(leg.token_ids)}")
+        difference = session.shape.differs_from(served.shape)
+        if difference is not None:
+            raise invalid(f"kv.session: {difference}")
+        for source in session.sources:
+            if served.allowed_networks.address(source.host) is None:
+                raise invalid(f"kv.session: {source.host} is not in kv_transfer.allowed_networks")
+        if session.first_token >= served.vocab_size:
+            raise invalid("kv.session: first_gen_tokens holds an id outside of the vocabulary")
+        return session.first_token
 
     def _lineage(self, request_id: str, leg: _Leg) -> Lineage:
         if not leg.envelope:
@@ -180,9 +205,9 @@ class Intake:
                 f"model is {model!r}: this worker serves {self._served.model_name!r}",
             )
 
-    def _asked_phase(self, extra: struct_pb2.Struct, session: kv_pb2.KvSessionRef | None) -> Phase:
+    def _asked_phase(self, extra: struct_pb2.Struct, session: bytes) -> Phase:
         """A session means generation; else `extra["request_type"]` says it; else the worker's role."""
-        if session is not None:
+        if session:
             return Phase.GENERATION
         asked = _text(extra, "request_type")
         if asked:

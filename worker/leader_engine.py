@@ -12,13 +12,17 @@ from typing import Any
 import msgspec
 import structlog
 
+from worker.addresses import Address
 from worker.assembly import Assembly, Loaded
 from worker.channel import NONCE_BYTES, Channel, ChannelError, Kind
 from worker.checks import Checks
 from worker.commands import Command, Pulled, Released
 from worker.control import Facts, Leader, Setup, gather
 from worker.control import Pulled as RankPulled
+from worker.core.handoff import KvSource
+from worker.core.networks import AllowedNetworks
 from worker.core.scheduler import Scheduler, SchedulerConfig
+from worker.core.shards import kv_head_ranges
 from worker.core.types import Request, RequestKey
 from worker.driver import Driver
 from worker.exits import ExitCode
@@ -113,7 +117,13 @@ class LeaderEngine(threading.Thread):
             self._checks,
             self._metrics,
         )
-        handoffs = Handoffs(engine.sessions, assembly, endpoints, self._instance_id)
+        handoffs = Handoffs(
+            engine.sessions,
+            shape=assembly.shape,
+            sources=_sources(assembly, endpoints),
+            host_key=engine.server.host_key,
+            instance_id=self._instance_id,
+        )
         engine.server.on_release(lambda session_id: self._released(handoffs, session_id))
         leader.start()
         self._on_opened(self._opened(assembly, setup, handoffs))
@@ -131,6 +141,8 @@ class LeaderEngine(threading.Thread):
             vocab_size=facts.vocab_size,
             max_context_length=min(facts.max_context_length, capacity),
             eos_token_ids=facts.eos_token_ids,
+            shape=assembly.shape,
+            allowed_networks=AllowedNetworks(self._settings.kv_transfer.allowed_networks),
         )
         return Opened(served, handoffs, setup.num_pages, TextModel.load(self._settings.model))
 
@@ -187,6 +199,13 @@ def _expect(rank: int, channel: Channel, wanted: Kind) -> bytes:
     if kind is not wanted:
         raise ChannelError(f"rank {rank} sent {kind.name} where {wanted.name} was due")
     return payload
+
+
+def _sources(assembly: Assembly, endpoints: list[str]) -> list[KvSource]:
+    """Where each rank serves its heads."""
+    heads = kv_head_ranges(assembly.facts.num_kv_heads, len(endpoints))
+    addresses = [Address.parse(endpoint) for endpoint in endpoints]
+    return [KvSource(address.host, address.port, *span) for address, span in zip(addresses, heads, strict=True)]
 
 
 def _source_of(request: Request) -> bytes:

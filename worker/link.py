@@ -15,6 +15,7 @@ from worker.answers import REASONS, error_of, stop_match_of, token_info, usage_o
 from worker.commands import PinEnded, Rejected, Told
 from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, Started, TokenOut
 from worker.intake import Intake
+from worker.lineage import Envelopes
 from worker.refusal import Refused, overloaded
 from worker.requests import Active, Requests
 
@@ -32,14 +33,13 @@ class Serving(Protocol):
 
     requests: Requests
     intake: Intake
+    envelopes: Envelopes
 
     async def until_ready(self) -> None: ...
     def welcome(self) -> link_pb2.Welcome: ...
     def link_load(self) -> link_pb2.Load: ...
     def step_number(self) -> int: ...
     def session_of(self, active: Active, output: HandoffReady) -> bytes: ...
-    def verify_link(self, envelope: str) -> None: ...
-    def update(self, update: link_pb2.ConversationUpdate) -> None: ...
 
 
 class LinkService(link_pb2_grpc.EngineLinkServicer):  # type: ignore[misc]  # generated code is untyped
@@ -60,7 +60,7 @@ class LinkService(link_pb2_grpc.EngineLinkServicer):  # type: ignore[misc]  # ge
                 f"hello.revision is {hello.hello.revision}: this worker speaks {REVISION}",
             )
         try:
-            self._worker.verify_link(hello.hello.envelope)
+            self._worker.envelopes.require_link(hello.hello.envelope)
         except Refused as refused:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, refused.message)
         await self._worker.until_ready()
@@ -107,8 +107,6 @@ class Link:
                 active = self._by_handle.pop(cancel.handle, None)
                 if active is not None:
                     self._requests.cancel(active)
-            for update in message.updates:
-                self._worker.update(update)
 
     async def write_to(self, stream: Stream) -> None:
         while True:

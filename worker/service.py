@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from enginelink.v1 import link_pb2
 from openengine.v1 import model_pb2, server_pb2
-from worker.commands import Check, ClearCache, Command, Rejected, Told
+from worker.commands import Check, ClearCache, Command, PinEnded, Rejected, Told
 from worker.core.outputs import Failed, HandoffReady, LoadSnapshot, TokenOut
 from worker.core.types import Phase, Request, Sampling, Stopping
 from worker.gate import StepTold
@@ -104,6 +104,10 @@ class Service:
         self.metrics.queued.set(step.load.queued)
         self.metrics.used_pages.set(step.load.used_pages)
         self.requests.deliver(step.told)
+        if self._opened is not None:
+            for told in step.told:
+                if type(told) is PinEnded:
+                    self._opened.handoffs.end(told.key)
         if self._state is State.DRAINING and not len(self.requests):
             self._idle.set()
 
@@ -181,7 +185,7 @@ class Service:
     def session_of(self, active: Active, output: HandoffReady) -> bytes:
         """The serialized KvSessionRef of a context leg that is ready."""
         assert self._opened is not None
-        return self._opened.handoffs.session(output)
+        return self._opened.handoffs.begin(output)
 
     def pinned_by(self, session_id: str) -> Active | None:
         assert self._opened is not None
