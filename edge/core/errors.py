@@ -1,9 +1,9 @@
 """The edge's errors, one table to each protocol.
 
-    EdgeError
-     ├─ the caller's fault     INVALID … NOT_IMPLEMENTED
-     ├─ capacity               RATE_LIMITED, OVERLOADED
-     └─ a worker's fault       WORKER_FAILED, TIMED_OUT, INTERNAL
+EdgeError
+ ├─ the caller's fault     INVALID … NOT_IMPLEMENTED
+ ├─ capacity               RATE_LIMITED, OVERLOADED
+ └─ a worker's fault       WORKER_FAILED, TIMED_OUT, INTERNAL
 """
 
 from __future__ import annotations

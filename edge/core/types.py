@@ -1,4 +1,4 @@
-"""The edge's vocabulary. A *turn* is one caller's request for one answer; a *leg* is one attempt of it on one worker."""
+"""The edge's vocabulary. A *turn* is one caller's request for one answer; a *leg* is an attempt of it on one worker."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class FinishReason(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """`temperature` 0 is greedy; `top_k` 0 is off; `logprobs` None is none, 0 the chosen token alone, n the best n too."""
+    """`temperature` 0 is greedy; `top_k` 0 is off; `logprobs` None is none, 0 the chosen token, n the best n too."""
 
     temperature: float = 1.0
     top_p: float = 1.0

@@ -1,0 +1,61 @@
+"""From what a caller claims to what is believed: its conversation, its family, and a parent only where it is proven."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edge.core.errors import Code, EdgeError
+from edge.core.headers import Claim
+from edge.core.namespace import Namespace
+from edge.core.types import ConversationKey, FamilyKey, Lineage, Principal, Scope
+
+
+@dataclass(frozen=True, slots=True)
+class Believed:
+    """`ignored`: what an agent's own headers said and may not be believed, for the receipt."""
+
+    lineage: Lineage
+    ignored: str = ""
+
+
+def believe(claim: Claim, principal: Principal, namespace: Namespace, content: bytes) -> Believed:
+    """`content`: what identifies a conversation that has no id: its tools, system prompt and first user message.
+
+    A parent is believed inside the caller's own namespace, from a principal with the scope `affinity`. Raises EdgeError
+    where an explicit hint may not be believed.
+    """
+    may = Scope.AFFINITY in principal.scopes
+    hinted = claim.parent is not None or claim.final
+    if hinted and not may and claim.explicit:
+        raise EdgeError(Code.FORBIDDEN, "This key may not name a parent: it lacks the scope affinity.")
+    ignored = "" if may or not hinted else f"{claim.family}: no scope affinity"
+    parent_id = claim.parent if may and claim.parent != claim.conversation else None
+    parent = namespace.conversation(principal, parent_id) if parent_id is not None else None
+    if claim.conversation is not None:
+        own = namespace.conversation(principal, claim.conversation)
+    else:
+        own = namespace.derived(principal, parent_id or "", content)
+    return Believed(
+        Lineage(
+            conversation=own,
+            family=_family(claim, principal, namespace, own, parent),
+            parent=parent,
+            depth=0 if parent is None else 1,
+            final=claim.final and may,
+            side=claim.side,
+        ),
+        ignored,
+    )
+
+
+def _family(
+    claim: Claim, principal: Principal, namespace: Namespace, own: ConversationKey, parent: ConversationKey | None
+) -> FamilyKey:
+    """Placement depends on the request alone: the root where it is carried, else the parent, else itself."""
+    if claim.root is not None:
+        return FamilyKey(namespace.conversation(principal, claim.root))
+    if parent is not None:
+        return FamilyKey(parent)
+    if claim.placement is not None:
+        return FamilyKey(namespace.conversation(principal, claim.placement))
+    return FamilyKey(own)

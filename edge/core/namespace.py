@@ -1,0 +1,48 @@
+"""Ids as workers see them: keyed hashes, so that a caller can name only what is its own, whatever it writes."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Literal
+
+from edge.core.types import ConversationKey, Principal
+
+Isolation = Literal["tenant", "subject"]
+KEY_CHARS = 32
+
+
+class Namespace:
+    """Hashes under `id_key`, which edge replicas share: they agree without talking.
+
+    The subject is the unit of trust for conversations. `isolation` says within what cached prefixes are shared.
+    """
+
+    def __init__(self, id_key: bytes, isolation: Isolation = "tenant") -> None:
+        self._key = id_key
+        self._isolation = isolation
+
+    def conversation(self, principal: Principal, caller_id: str) -> ConversationKey:
+        return ConversationKey(
+            self._hash(b"conversation", principal.tenant, principal.subject, caller_id).hex()[:KEY_CHARS]
+        )
+
+    def derived(self, principal: Principal, parent: str, content: bytes) -> ConversationKey:
+        """For a caller that names no conversation: the same at every turn, from what does not change between turns."""
+        digest = hashlib.sha256(content).hexdigest()
+        return ConversationKey(
+            self._hash(b"derived", principal.tenant, principal.subject, parent, digest).hex()[:KEY_CHARS]
+        )
+
+    def salt(self, principal: Principal, caller_salt: str = "") -> bytes:
+        """Scope of the prefix cache; a caller's own salt only narrows it."""
+        owner = (principal.tenant, principal.subject) if self._isolation == "subject" else (principal.tenant,)
+        return self._hash(b"salt", *owner, caller_salt)[:16]
+
+    def _hash(self, purpose: bytes, *parts: str) -> bytes:
+        mac = hmac.new(self._key, purpose, hashlib.sha256)
+        for part in parts:
+            data = part.encode()
+            mac.update(len(data).to_bytes(4, "little"))
+            mac.update(data)
+        return mac.digest()
