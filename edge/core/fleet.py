@@ -1,0 +1,94 @@
+"""What the edge knows of its workers."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from edge.core.types import WorkerId
+
+
+class Role(enum.Flag):
+    CONTEXT = enum.auto()
+    GENERATION = enum.auto()
+    BOTH = CONTEXT | GENERATION
+
+
+@dataclass(slots=True)
+class Worker:
+    """`role`: what the configuration uses it for. `in_flight`: this edge's own legs there.
+
+    `others`: requests that it runs or queues for other edges, as of its last report. `capacity_tokens`: its pages.
+    """
+
+    worker_id: WorkerId
+    role: Role
+    ready: bool = False
+    draining: bool = False
+    instance_id: str = ""
+    max_context_length: int = 0
+    in_flight: int = 0
+    others: int = 0
+
+    @property
+    def load(self) -> int:
+        return self.in_flight + self.others
+
+
+class Fleet:
+    """The workers of the configuration, by address. Fed by links; read by the router."""
+
+    def __init__(self, context: Iterable[str], generation: Iterable[str]) -> None:
+        self.workers: dict[WorkerId, Worker] = {}
+        for addresses, role in ((context, Role.CONTEXT), (generation, Role.GENERATION)):
+            for address in addresses:
+                worker_id = WorkerId(address)
+                worker = self.workers.setdefault(worker_id, Worker(worker_id, role))
+                worker.role |= role
+
+    def joined(self, worker_id: WorkerId, instance_id: str, max_context_length: int) -> None:
+        """The worker said welcome: it is ready for requests."""
+        worker = self.workers[worker_id]
+        worker.ready, worker.draining = True, False
+        worker.instance_id, worker.max_context_length = instance_id, max_context_length
+        worker.others = 0
+
+    def lost(self, worker_id: WorkerId) -> None:
+        worker = self.workers[worker_id]
+        worker.ready, worker.others = False, 0
+
+    def reported(self, worker_id: WorkerId, requests: int, *, draining: bool) -> None:
+        """`requests`: all that the worker runs and queues, ours included."""
+        worker = self.workers[worker_id]
+        worker.others = max(0, requests - worker.in_flight)
+        worker.draining = draining
+
+    def began(self, worker_id: WorkerId) -> None:
+        self.workers[worker_id].in_flight += 1
+
+    def ended(self, worker_id: WorkerId) -> None:
+        worker = self.workers[worker_id]
+        assert worker.in_flight > 0, f"{worker_id} ended a leg that never began"
+        worker.in_flight -= 1
+
+    def usable(self, role: Role) -> list[Worker]:
+        """Ready workers for `role`, by address, so that every replica sees them in one order."""
+        return sorted(
+            (
+                worker
+                for worker in self.workers.values()
+                if role in worker.role and worker.ready and not worker.draining
+            ),
+            key=lambda worker: worker.worker_id,
+        )
+
+    @property
+    def can_serve(self) -> bool:
+        return bool(self.usable(Role.CONTEXT)) and bool(self.usable(Role.GENERATION))
+
+    @property
+    def max_context_length(self) -> int:
+        """The longest prompt with its answer that every ready worker can hold; 0 while there is none."""
+        lengths = [worker.max_context_length for worker in self.workers.values() if worker.ready]
+        return min(lengths, default=0)
