@@ -33,17 +33,24 @@ class SharedMemoryCommunicator:
     """Joins the group that meets at `path`; returns once all `world_size` ranks have come.
 
     `path` (in /dev/shm) must be new for each group; whoever comes first makes it, rank 0 removes it when all have come.
-    `slot_bytes` bounds one piece; larger tensors go in pieces. `deadline_s`: how long a peer may be late. Raises
-    CommunicatorTimeout.
+    `slot_bytes` bounds one piece; larger tensors go in pieces. `deadline_s`: how long a peer may be late,
+    at first `meeting_s`. Raises CommunicatorTimeout.
     """
 
     def __init__(
-        self, path: Path, rank: int, world_size: int, *, slot_bytes: int = 1 << 20, deadline_s: float = 60.0
+        self,
+        path: Path,
+        rank: int,
+        world_size: int,
+        *,
+        slot_bytes: int = 1 << 20,
+        deadline_s: float = 60.0,
+        meeting_s: float = 60.0,
     ) -> None:
         self.rank = rank
         self.world_size = world_size
         self._slot_bytes = slot_bytes
-        self._deadline_s = deadline_s
+        self._deadline_s = meeting_s
         self._look_s = LOOK_S if len(os.sched_getaffinity(0)) >= world_size else 0.0
         header = 2 * LINE * world_size
         self._map = _map(path, header + 2 * world_size * slot_bytes)
@@ -57,6 +64,7 @@ class SharedMemoryCommunicator:
         self._count = 0
         self._peers = [peer for peer in range(world_size) if peer != rank]
         self._exchange(torch.zeros(1))
+        self._deadline_s = deadline_s
         if rank == 0:
             path.unlink()
 

@@ -8,15 +8,17 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from worker.core.types import Batch
 from worker.memory.device import DevicePool
 from worker.memory.layout import KvLayout
-from worker.model.communicator import Communicator, SoloCommunicator
+from worker.model.communicator import Communicator, ProcessGroupCommunicator, SoloCommunicator
 from worker.model.loader import load
 from worker.model.runner import ModelRunner
 from worker.model.shared_memory import SharedMemoryCommunicator
@@ -26,6 +28,19 @@ NUM_PAGES = 64
 WAIT_S = 60.0
 Task = Callable[..., Any]
 """Called as task(communicator, state, *arguments); `state` is the rank's own, from one call to the next."""
+Join = Callable[[Path, int, int], Communicator]
+SLOT_BYTES = 1 << 14
+
+
+def join_shared_memory(meeting: Path, rank: int, world_size: int) -> Communicator:
+    if world_size == 1:
+        return SoloCommunicator()
+    return SharedMemoryCommunicator(meeting, rank, world_size, slot_bytes=SLOT_BYTES, deadline_s=30.0)
+
+
+def join_gloo(meeting: Path, rank: int, world_size: int) -> Communicator:
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size)
+    return ProcessGroupCommunicator()
 
 
 def load_model(communicator: Communicator, state: dict[str, Any], folder: Path, dtype: torch.dtype) -> None:
@@ -48,23 +63,32 @@ def run_batch(communicator: Communicator, state: dict[str, Any], folder: Path, b
 class RankGroup:
     """`call` runs one task on every rank at once and returns their answers in rank order."""
 
-    def __init__(self, connections: list[Connection]) -> None:
+    def __init__(self, connections: list[Connection], processes: list[SpawnProcess]) -> None:
         self._connections = connections
+        self._processes = processes
 
     @property
     def world_size(self) -> int:
         return len(self._connections)
 
     def call(self, task: Task, *arguments: Any) -> list[Any]:
-        for connection in self._connections:
-            connection.send((task, arguments))
-        answers = []
-        for rank, connection in enumerate(self._connections):
-            assert connection.poll(WAIT_S), f"rank {rank} does not answer"
-            answer, trouble = connection.recv()
-            assert not trouble, f"rank {rank}: {trouble}"
-            answers.append(answer)
-        return answers
+        for rank in range(self.world_size):
+            self.begin(rank, task, *arguments)
+        return [self.end(rank) for rank in range(self.world_size)]
+
+    def kill(self, rank: int) -> None:
+        self._processes[rank].kill()
+        self._processes[rank].join()
+
+    def begin(self, rank: int, task: Task, *arguments: Any) -> None:
+        self._connections[rank].send((task, arguments))
+
+    def end(self, rank: int) -> Any:
+        """The answer to what `begin` sent; raises AssertionError with the rank's own story."""
+        assert self._connections[rank].poll(WAIT_S), f"rank {rank} does not answer"
+        answer, trouble = self._connections[rank].recv()
+        assert not trouble, f"rank {rank}: {trouble}"
+        return answer
 
     def logits(self, folder: Path, batch: Batch, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         self.call(load_model, folder, dtype)
@@ -75,19 +99,19 @@ class RankGroup:
 
 
 @contextmanager
-def rank_group(world_size: int) -> Iterator[RankGroup]:
+def rank_group(world_size: int, join: Join = join_shared_memory) -> Iterator[RankGroup]:
     context = multiprocessing.get_context("spawn")
     meeting = Path("/dev/shm") / f"kinroute-test-{secrets.token_hex(8)}"  # noqa: S108
     connections, processes = [], []
     try:
         for rank in range(world_size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, meeting, rank, world_size), daemon=True)
+            process = context.Process(target=_serve, args=(theirs, join, meeting, rank, world_size), daemon=True)
             process.start()
             theirs.close()
             connections.append(ours)
             processes.append(process)
-        yield RankGroup(connections)
+        yield RankGroup(connections, processes)
     finally:
         for connection in connections:
             connection.close()
@@ -98,11 +122,9 @@ def rank_group(world_size: int) -> Iterator[RankGroup]:
         meeting.unlink(missing_ok=True)
 
 
-def _serve(connection: Connection, meeting: Path, rank: int, world_size: int) -> None:
+def _serve(connection: Connection, join: Join, meeting: Path, rank: int, world_size: int) -> None:
     torch.set_num_threads(1)
-    communicator: Communicator = SoloCommunicator()
-    if world_size > 1:
-        communicator = SharedMemoryCommunicator(meeting, rank, world_size, slot_bytes=1 << 14, deadline_s=30.0)
+    communicator = join(meeting, rank, world_size)
     state: dict[str, Any] = {}
     while True:
         try:
