@@ -74,7 +74,7 @@ class Engine:
 
     def decisions(self) -> list[tuple[object, ...]]:
         """The last ones, plan number first. From any thread: the copy is made in one piece."""
-        return [(one.plan, one.act, one.key, one.pages) for one in list(self.replica.decisions)]
+        return list(self.replica.decisions)
 
     def _pull(self, pull: PullWork) -> None:
         try:

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass
 
-import numpy as np
-
 from worker.core.arrays import Int32s
-from worker.core.runs import EMPTY, NOTHING, Match, RunTree
+from worker.core.pages import FreePages
+from worker.core.runs import EMPTY, NOTHING, Match, PartMatch, RunTree
 from worker.core.sequences import Sequence
+
+
+class ReusePolicy(enum.StrEnum):
+    """What is committed: prompt and reply; the prompt alone; both, with an owner and a register of conversations."""
+
+    ALL_REUSABLE = "all_reusable"
+    PER_REQUEST = "per_request"
+    PER_CONVERSATION = "per_conversation"
 
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """`num_pages` is agreed by all ranks. `enable_block_reuse` False: nothing is committed."""
+    """`num_pages` is agreed by all ranks. `enable_block_reuse` False: nothing is committed.
+
+    `enable_partial_reuse`: where a match ends inside a block, that block's page is copied and its common tokens are not
+    computed again. They do not count as cached tokens: those are whole blocks that are shared.
+    """
 
     num_pages: int
     tokens_per_block: int
     enable_block_reuse: bool = True
+    enable_partial_reuse: bool = True
+    policy: ReusePolicy = ReusePolicy.ALL_REUSABLE
+    max_tracked_conversations: int = 65_536
 
 
 class Cache:
@@ -26,16 +41,12 @@ class Cache:
     def __init__(self, config: CacheConfig) -> None:
         self.config = config
         self.tree = RunTree(config.tokens_per_block)
-        self._free = list(range(config.num_pages - 1, -1, -1))
-
-    @property
-    def num_free(self) -> int:
-        return len(self._free)
+        self.free = FreePages(config.num_pages)
 
     @property
     def num_available(self) -> int:
         """Pages that `take` could give now."""
-        return len(self._free) + self.tree.num_idle
+        return len(self.free) + self.tree.num_idle
 
     @property
     def num_in_use(self) -> int:
@@ -45,20 +56,22 @@ class Cache:
     def match(self, scope: bytes, tokens: Int32s, max_blocks: int) -> Match:
         return self.tree.match(scope, tokens, max_blocks) if self.config.enable_block_reuse else NOTHING
 
+    def match_within(self, match: Match, tokens: Int32s) -> PartMatch | None:
+        """The block to copy behind `match`; `tokens` are those behind it that may come from there."""
+        return self.tree.match_within(match, tokens) if self.config.enable_partial_reuse else None
+
     def take(self, count: int) -> tuple[Int32s, Int32s] | None:
         """`count` pages, all or none, and which of them were evicted for it. None: the caller must wait or let go."""
         if count > self.num_available:
             return None
-        missing = count - len(self._free)
+        missing = count - len(self.free)
         evicted = self.tree.evict(missing) if missing > 0 else EMPTY
-        self.give(evicted)
-        taken = np.array(self._free[len(self._free) - count :][::-1], np.int32)
-        del self._free[len(self._free) - count :]
-        return taken, evicted
+        self.free.give(evicted)
+        return self.free.take(count), evicted
 
     def give(self, pages: Int32s) -> None:
         """Pages that hold nothing committed are free again."""
-        self._free.extend(pages[::-1].tolist())
+        self.free.give(pages)
 
     def commit(self, sequence: Sequence) -> Int32s:
         """Make the full blocks of what `sequence` has computed visible to others.
@@ -69,12 +82,13 @@ class Cache:
             return EMPTY
         block = self.config.tokens_per_block
         full = min(sequence.computed, sequence.commit_until) // block
-        if full <= sequence.committed:
+        first = sequence.committed
+        if full <= first:
             return EMPTY
-        first, stop = sequence.committed, full
-        tokens = sequence.token_slice(first * block, stop * block)
-        kept, free = self.tree.commit(sequence.hold, tokens, sequence.pages.view[first:stop])
-        sequence.pages.view[first:stop] = kept
+        tokens = sequence.token_slice(first * block, full * block)
+        owner = sequence.conversation if self.config.policy is ReusePolicy.PER_CONVERSATION else ""
+        kept, free = self.tree.commit(sequence.hold, tokens, sequence.pages.view[first:full], owner)
+        sequence.pages.view[first:full] = kept
         sequence.committed = full
         return free
 
@@ -89,6 +103,3 @@ class Cache:
         pages = self.tree.evict(self.tree.num_idle)
         self.give(pages)
         return pages
-
-    def free_pages(self) -> list[int]:
-        return list(self._free)

@@ -12,9 +12,10 @@ import msgspec
 import numpy as np
 
 from worker.core.arrays import Int32s
+from worker.core.conversations import News, StopReason
 
 
-class Act(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Act(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
     """One change. `key` is the request's."""
 
 
@@ -29,7 +30,8 @@ class Admit(Act, frozen=True, tag="a"):
     """A request begins to run behind the match that rank 0 found: `length` blocks of run number `run` (0: nothing).
 
     `token_ids`: little-endian int32 of what follows the `matched` tokens; the ranks have the rest. `commit_until`:
-    blocks that end behind this many tokens are never committed.
+    blocks that end behind this many tokens are never committed. `copy`: (run, block, tokens), where the match ends
+    inside that block of that run: its page is copied. `resumed`: it was suspended, and is known to its conversation.
     """
 
     key: int
@@ -39,6 +41,11 @@ class Admit(Act, frozen=True, tag="a"):
     matched: int
     token_ids: bytes
     commit_until: int
+    copy: tuple[int, int, int] | None = None
+    conversation: str = ""
+    parent: str | None = None
+    prefills: bool = True
+    resumed: bool = False
 
 
 class Pull(Act, frozen=True, tag="p"):
@@ -74,11 +81,32 @@ class Release(Act, frozen=True, tag="r"):
     key: int
 
 
+class Suspend(Act, frozen=True, tag="S"):
+    """Like a release, but the request will be admitted again."""
+
+    key: int
+
+
+class Abandon(Act, frozen=True, tag="b"):
+    """A suspended request of this conversation will not be admitted again."""
+
+    conversation: str
+
+
+class Heard(Act, frozen=True, tag="h"):
+    """What the edge told of a conversation."""
+
+    conversation: str
+    news: News
+    reason: StopReason
+    final: bool
+
+
 class Clear(Act, frozen=True, tag="x"):
     """Drop every block that no request holds."""
 
 
-AnyAct: TypeAlias = Sampled | Admit | Pull | Arrived | Chunk | Pin | Release | Clear
+AnyAct: TypeAlias = Sampled | Admit | Pull | Arrived | Chunk | Pin | Release | Suspend | Abandon | Heard | Clear
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True):

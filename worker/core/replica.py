@@ -5,7 +5,6 @@ Each act adds what it decided to a rolling digest, which the ranks compare: page
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -13,23 +12,14 @@ import numpy as np
 
 from worker.core import plan as plans
 from worker.core.arrays import Growing, Int32s
-from worker.core.cache import Cache, CacheConfig
+from worker.core.batches import ChunkOf, batch_of
+from worker.core.cache import Cache, CacheConfig, ReusePolicy
+from worker.core.conversations import Conversations
+from worker.core.journal import Decision, Journal
 from worker.core.plan import Plan
-from worker.core.runs import NOTHING, Match
+from worker.core.runs import NOTHING, Hold, Match
 from worker.core.sequences import Sequence
-from worker.core.types import Batch, RequestKey
-
-REMEMBERED = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """What one act decided, for the day two ranks differ."""
-
-    plan: int
-    act: str
-    key: int
-    pages: tuple[int, ...]
+from worker.core.types import Batch, PageId, RequestKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +59,14 @@ class Replica:
         self.config = config
         self.cache = Cache(config)
         self.sequences: dict[RequestKey, Sequence] = {}
-        self.decisions: deque[Decision] = deque(maxlen=REMEMBERED)
+        self.conversations = Conversations(config.max_tracked_conversations)
         self.digest = b""
-        self._hash = hashlib.blake2b(digest_size=16)
+        self._journal = Journal()
         self._number = 0
         self._work = StepWork()
-        self._chunks: list[tuple[Sequence, int, bool]] = []
-        self._in_step: set[RequestKey] = set()
+        self._chunks: list[ChunkOf] = []
+        self._copies: list[tuple[PageId, PageId]] = []
+        self._copied_from: list[Hold] = []
 
     def apply(self, plan: Plan) -> StepWork:
         self.begin(plan.number)
@@ -87,17 +78,13 @@ class Replica:
     def begin(self, number: int) -> None:
         """The last step's chunks are computed: what they filled is committed."""
         self._number = number
+        self._journal.begin(number)
         self.cache.tree.begin(number)
         self._work = StepWork()
-        for sequence, _, _ in self._chunks:
-            if sequence.key in self.sequences:
-                self._commit(sequence)
+        for chunk in self._chunks:
+            self._commit(chunk.sequence)
         self._chunks = []
-        self._in_step.clear()
-
-    def in_step(self, key: RequestKey) -> bool:
-        """Whether a chunk of this request is in the plan that is being made."""
-        return key in self._in_step
+        self._copies = []
 
     def act(self, act: plans.AnyAct) -> bool:
         """Carry out one act. False: it needs pages that are not to be had, and nothing changed."""
@@ -116,27 +103,44 @@ class Replica:
                 self._pin(act)
             case plans.Release():
                 self._release(act)
+            case plans.Suspend():
+                self._suspend(RequestKey(act.key))
+            case plans.Abandon():
+                if self.conversations.find(act.conversation) is not None:
+                    self.conversations.context_ended(act.conversation, self._number)
+                    self.conversations.leg_ended(act.conversation)
+            case plans.Heard():
+                if self.conversations.heard(act.conversation, act.news, act.reason, final=act.final):
+                    self._journal.note("heard", act.conversation, act.news, act.reason, act.final)
             case plans.Clear():
-                self._decide("clear", 0, self.cache.clear())
+                self._journal.note("clear", 0, pages=self.cache.clear())
         return True
 
     def finish(self) -> StepWork:
         """Close the plan: the batch of its chunks, and the digest of its decisions."""
-        self.digest = self._hash.digest()
-        self._work.batch = self._batch()
+        for hold in self._copied_from:
+            self.cache.tree.release(hold)
+        self._copied_from.clear()
+        self.digest = self._journal.close()
+        self._work.batch = batch_of(self._chunks, self._copies, self.config.tokens_per_block)
         return self._work
 
-    def _decide(self, act: str, key: int, *pages: Int32s) -> None:
-        joined = pages[0] if len(pages) == 1 else np.concatenate(pages)
-        self._hash.update(f"{self._number} {act} {key} {len(joined)}".encode())
-        self._hash.update(joined.tobytes())
-        self.decisions.append(Decision(self._number, act, key, tuple(joined.tolist())))
+    @property
+    def decisions(self) -> deque[Decision]:
+        """The last few thousand, oldest first."""
+        return self._journal.decisions
 
     def _append_sampled(self, act: plans.Sampled) -> None:
         for key, token in zip(act.keys, act.token_ids, strict=True):
             sequence = self.sequences.get(RequestKey(key))
             if sequence is not None:
                 sequence.tokens.append(token)
+                self._prefill_ended(sequence)
+
+    def _prefill_ended(self, sequence: Sequence) -> None:
+        if sequence.prefills:
+            sequence.prefills = False
+            self.conversations.context_ended(sequence.conversation, self._number)
 
     def _admit(self, act: plans.Admit) -> None:
         tree = self.cache.tree
@@ -144,7 +148,8 @@ class Replica:
         hold = tree.hold(act.scope, match)
         pages = tree.path_pages(hold)
         key = RequestKey(act.key)
-        self.sequences[key] = Sequence(
+        registers = bool(act.conversation) and self.config.policy is ReusePolicy.PER_CONVERSATION
+        sequence = self.sequences[key] = Sequence(
             key=key,
             hold=hold,
             base=act.matched,
@@ -153,28 +158,50 @@ class Replica:
             commit_until=act.commit_until,
             computed=act.matched,
             committed=len(pages),
+            conversation=act.conversation if registers else "",
+            prefills=registers and act.prefills,
         )
-        self._decide("admit", act.key, pages)
+        self._journal.note("admit", act.key, act.run, act.length, act.matched)
+        if act.copy is not None:
+            self._copy_later(sequence, *act.copy)
+        if registers and not act.resumed:
+            forgotten = self.conversations.admitted(act.conversation, act.scope, act.parent)
+            if forgotten is not None:
+                self._journal.note("forget", forgotten)
+
+    def _copy_later(self, sequence: Sequence, run: int, index: int, tokens: int) -> None:
+        """Begin `sequence` with the first tokens of a committed block, which stays until the plan is closed."""
+        tree = self.cache.tree
+        source = tree.run(run)
+        self._copied_from.append(tree.hold(b"", Match(source, index + 1, 0)))
+        sequence.copy_from = PageId(int(source.pages.view[index]))
+        sequence.computed += tokens
 
     def _take(self, sequence: Sequence, until: int, act: str) -> bool:
         """Pages for positions [0, until)."""
         needed = sequence.pages_needed(until, self.config.tokens_per_block)
-        if needed:
-            result = self.cache.take(needed)
-            if result is None:
-                return False
-            taken, evicted = result
-            sequence.pages.extend(taken)
-            self._decide(act, sequence.key, taken, evicted)
+        if not needed:
+            return True
+        result = self.cache.take(needed)
+        if result is None:
+            return False
+        taken, evicted = result
+        if sequence.copy_from is not None:
+            self._copies.append((sequence.copy_from, PageId(int(taken[0]))))
+            sequence.copy_from = None
+        sequence.pages.extend(taken)
+        self._journal.note(act, sequence.key, pages=taken)
+        if len(evicted):
+            self._journal.note("evict", sequence.key, pages=evicted)
         return True
 
     def _chunk(self, act: plans.Chunk) -> bool:
         sequence = self.sequences[RequestKey(act.key)]
         if not self._take(sequence, sequence.computed + act.count, "chunk"):
             return False
+        start = sequence.computed
         sequence.computed += act.count
-        self._chunks.append((sequence, act.count, act.sample))
-        self._in_step.add(sequence.key)
+        self._chunks.append(ChunkOf(sequence, start, sequence.computed, act.sample))
         return True
 
     def _pull(self, act: plans.Pull) -> bool:
@@ -194,12 +221,13 @@ class Replica:
     def _commit(self, sequence: Sequence) -> None:
         committed = sequence.committed
         free = self.cache.commit(sequence)
+        if sequence.committed == committed:
+            return
         if sequence.pinned:
             sequence.spare.extend(free)
         else:
             self.cache.give(free)
-        if sequence.committed != committed:
-            self._decide("commit", sequence.key, sequence.pages.view[committed : sequence.committed], free)
+        self._journal.note("commit", sequence.key, committed, sequence.committed, pages=free)
 
     def _pin(self, act: plans.Pin) -> None:
         sequence = self.sequences[RequestKey(act.key)]
@@ -208,35 +236,19 @@ class Replica:
         self._work.pins.append(PinWork(sequence.key, pages, sequence.computed))
 
     def _release(self, act: plans.Release) -> None:
-        sequence = self.sequences.pop(RequestKey(act.key))
-        self._decide("release", act.key, sequence.pages.view[sequence.committed :])
-        self.cache.release(sequence)
+        sequence = self._suspend(RequestKey(act.key))
+        if sequence.conversation:
+            self._prefill_ended(sequence)
+            self.conversations.leg_ended(sequence.conversation)
         if sequence.pinned:
             self._work.unpins.append(sequence.key)
 
-    def _batch(self) -> Batch | None:
-        """This plan's chunks as one forward's input."""
-        if not self._chunks:
-            return None
-        block = self.config.tokens_per_block
-        spans = [(sequence, sequence.computed - count, sequence.computed) for sequence, count, _ in self._chunks]
-        starts = np.zeros(len(spans) + 1, np.int32)
-        np.cumsum([stop - start for _, start, stop in spans], out=starts[1:])
-        widths = [-(-stop // block) for _, _, stop in spans]
-        table = np.full((len(spans), max(widths)), -1, np.int32)
-        for row, ((sequence, _, _), width) in enumerate(zip(spans, widths, strict=True)):
-            table[row, :width] = sequence.pages.view[:width]
-        sampled = [row for row, (_, _, sample) in enumerate(self._chunks) if sample]
-        return Batch(
-            token_ids=np.concatenate([sequence.token_slice(start, stop) for sequence, start, stop in spans]),
-            positions=np.concatenate([np.arange(start, stop, dtype=np.int32) for _, start, stop in spans]),
-            slots=np.concatenate([sequence.slots(start, stop, block) for sequence, start, stop in spans]),
-            query_starts=starts,
-            context_lens=np.array([stop for _, _, stop in spans], np.int32),
-            page_table=table,
-            sample_rows=starts[1:][sampled] - 1,
-            sample_requests=tuple(spans[row][0].key for row in sampled),
-        )
+    def _suspend(self, key: RequestKey) -> Sequence:
+        """Its own pages are free, what it committed stays."""
+        sequence = self.sequences.pop(key)
+        self._journal.note("release", key, pages=sequence.pages.view[sequence.committed :])
+        self.cache.release(sequence)
+        return sequence
 
     def check(self) -> None:
         """Every page is in exactly one place, and counts add up."""
@@ -248,7 +260,7 @@ class Replica:
             for page in (*sequence.pages.view[sequence.committed :], *sequence.spare.view)
         ]
         committed = [int(page) for run in tree.runs() for page in run.pages.view]
-        places = owned + committed + cache.free_pages()
+        places = owned + committed + cache.free.view.tolist()
         assert sorted(places) == list(range(self.config.num_pages)), "a page is in two places, or in none"
         for sequence in self.sequences.values():
             path = tree.path_pages(sequence.hold)
@@ -259,5 +271,6 @@ class Replica:
                 sequence.base <= sequence.committed * self.config.tokens_per_block or not self.config.enable_block_reuse
             )
             assert sequence.computed <= sequence.pages.size * self.config.tokens_per_block, "tokens without pages"
+        self.conversations.check()
         holds = sum(len(run.holds) for run in tree.runs())
         assert holds == len(self.sequences), "a hold that belongs to nobody"

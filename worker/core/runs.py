@@ -11,22 +11,26 @@ runs were last let go, leaves first.
 
 from __future__ import annotations
 
-import heapq
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from worker.core.arrays import Growing, Int32s
+from worker.core.eviction import EvictionOrder, Stamp
+from worker.core.stretches import Stretches
 
 EMPTY = np.empty(0, np.int32)
+MAX_CANDIDATES = 32
+"""Children that are looked at for the beginning of one block."""
 
 
 @dataclass(slots=True, eq=False)
 class Run:
     """`length` blocks below `parent`. A root has length 0 and no parent.
 
-    `held_below`: holds in the subtrees of its children. `stamp`: when a path through it was last let go.
+    `held_children`: children that some hold needs, in them or below. `stamp`: when a path through it was last let go.
     `number`: in the order of making, the same on every rank; ties in eviction go by it.
     """
 
@@ -34,11 +38,12 @@ class Run:
     parent: Run | None
     tokens: Growing
     pages: Growing
+    stretches: Stretches
+    stamp: Stamp
     children: dict[bytes, Run] = field(default_factory=dict)
     holds: list[Hold] = field(default_factory=list)
-    held_below: int = 0
+    held_children: int = 0
     idle: int = 0
-    stamp: tuple[int, int] = (0, 0)
     scope: bytes = b""
 
     @property
@@ -46,8 +51,13 @@ class Run:
         return self.pages.size
 
     @property
-    def longest_hold(self) -> int:
-        return max((hold.length for hold in self.holds), default=0)
+    def held_length(self) -> int:
+        """Blocks of it that some hold covers."""
+        return self.length if self.held_children else max((hold.length for hold in self.holds), default=0)
+
+    @property
+    def is_held(self) -> bool:
+        return bool(self.holds) or self.held_children > 0
 
 
 @dataclass(slots=True, eq=False)
@@ -73,6 +83,15 @@ class Match:
 NOTHING = Match(None, 0, 0)
 
 
+@dataclass(frozen=True, slots=True)
+class PartMatch:
+    """A match ends inside this block: the first `tokens` tokens of block `index` of `run` are the ones wanted."""
+
+    run: Run
+    index: int
+    tokens: int
+
+
 class RunTree:
     """Runs under one root per scope (salt and adapter); scopes share nothing."""
 
@@ -81,7 +100,8 @@ class RunTree:
         self._roots: dict[bytes, Run] = {}
         self._runs: dict[int, Run] = {}
         self._made = 0
-        self._queue: list[tuple[tuple[int, int], int]] = []
+        self._owned: dict[str, dict[int, Run]] = {}
+        self._order = EvictionOrder()
         self._plan = 0
         self._released = 0
         self.num_idle = 0
@@ -120,24 +140,49 @@ class RunTree:
                 return Match(run, length, done)
             run, length = child, 0
 
+    def match_within(self, match: Match, tokens: Int32s) -> PartMatch | None:
+        """The block behind `match` that shares most of its beginning with `tokens`, the rest of the prompt."""
+        run = match.run
+        if run is None or not len(tokens):
+            return None
+        if match.length < run.length:
+            candidates = [(run, match.length)]
+        else:
+            candidates = [(child, 0) for child in itertools.islice(run.children.values(), MAX_CANDIDATES)]
+        best: PartMatch | None = None
+        for candidate, index in candidates:
+            block = candidate.tokens.view[index * self._block : (index + 1) * self._block]
+            same = _equal_blocks(block, tokens, min(len(block), len(tokens)), 1)
+            if same > (best.tokens if best is not None else 0):
+                best = PartMatch(candidate, index, same)
+        return best
+
+    def newly_held(self, run: Run | None, length: int) -> int:
+        """How many blocks a hold of the first `length` blocks of `run` would keep that no other keeps."""
+        count = 0
+        while run is not None:
+            count += max(0, length - run.held_length)
+            if run.is_held:
+                break
+            run = run.parent
+            length = run.length if run is not None else 0
+        return count
+
     def hold(self, scope: bytes, match: Match) -> Hold:
         """Keep what `match` found in `scope`; it must be fresh."""
-        run = match.run or self._root(scope)
-        hold = Hold(run, match.length)
-        run.holds.append(hold)
-        self._count_held(run, +1)
+        hold = Hold(match.run or self._root(scope), match.length)
+        self._attach(hold)
         return hold
 
     def release(self, hold: Hold) -> None:
-        """The path is let go: its runs take this moment's stamp, and what became idle joins the eviction queue."""
+        """The path is let go: its runs take this moment's stamp, and what became idle joins the eviction order."""
         self._released += 1
         stamp = (self._plan, self._released)
-        hold.run.holds.remove(hold)
         ancestor: Run | None = hold.run
         while ancestor is not None:
             ancestor.stamp = stamp
             ancestor = ancestor.parent
-        self._count_held(hold.run, -1)
+        self._detach(hold)
 
     def path_pages(self, hold: Hold) -> Int32s:
         """Pages of the held path, from the root."""
@@ -148,8 +193,8 @@ class RunTree:
             ancestor = ancestor.parent
         return np.concatenate(parts[::-1])
 
-    def commit(self, hold: Hold, tokens: Int32s, pages: Int32s) -> tuple[Int32s, Int32s]:
-        """Add the blocks `tokens` in `pages` behind `hold`, and move the hold to their end.
+    def commit(self, hold: Hold, tokens: Int32s, pages: Int32s, owner: str) -> tuple[Int32s, Int32s]:
+        """Add the blocks `tokens` in `pages` behind `hold`, and move the hold to their end. What is new is `owner`'s.
 
         What somebody else committed meanwhile is kept instead of ours. Returns the pages that hold these blocks now,
         and those of `pages` that are free again.
@@ -158,15 +203,11 @@ class RunTree:
         kept = pages.copy()
         self._pages_between(hold, found, kept)
         free = pages[: found.blocks].copy()
-        self._count_held(hold.run, -1)
-        hold.run.holds.remove(hold)
         assert found.run is not None
         run, length = found.run, found.length
         if found.blocks < len(pages):
-            run, length = self._append(run, length, tokens[found.blocks * self._block :], pages[found.blocks :])
-        hold.run, hold.length = run, length
-        run.holds.append(hold)
-        self._count_held(run, +1)
+            run, length = self._append(run, length, tokens[found.blocks * self._block :], pages[found.blocks :], owner)
+        self._move(hold, run, length)
         return kept, free
 
     def _pages_between(self, hold: Hold, found: Match, into: Int32s) -> None:
@@ -181,74 +222,104 @@ class RunTree:
             run = run.parent
             length = run.length if run is not None else 0
 
-    def _append(self, run: Run, length: int, tokens: Int32s, pages: Int32s) -> tuple[Run, int]:
+    def _append(self, run: Run, length: int, tokens: Int32s, pages: Int32s, owner: str) -> tuple[Run, int]:
         """New blocks after `length` blocks of `run`: in place at a childless end, else in a run of their own."""
         if length < run.length:
             run = self._split(run, length)
         if run.parent is None or run.children:
-            child = self._make(run, tokens, pages)
+            child = self._make(run, tokens, pages, Stretches(owner))
             run.children[tokens[: self._block].tobytes()] = child
             run = child
         else:
+            run.stretches.extend(run.length, owner)
             run.tokens.extend(tokens)
             run.pages.extend(pages)
+        if owner:
+            self._owned.setdefault(owner, {})[run.number] = run
         self.num_blocks += len(pages)
         self._recount(run)
         return run, run.length
 
     def _split(self, run: Run, length: int) -> Run:
-        """Cut `run` after `length` blocks; returns the new upper part. The lower part keeps its number and children."""
-        assert run.parent is not None
+        """Cut `run` after `length` blocks; returns the upper part, which keeps number and parent."""
         block = self._block
-        key = run.tokens.view[:block].tobytes()
-        upper = self._make(run.parent, run.tokens.view[: length * block], run.pages.view[:length])
-        upper.stamp = run.stamp
-        run.parent.children[key] = upper
-        run.tokens = Growing(run.tokens.view[length * block :])
-        run.pages = Growing(run.pages.view[length:])
-        run.parent = upper
-        upper.children[run.tokens.view[:block].tobytes()] = run
-        for hold in run.holds:
-            if hold.length <= length:
-                hold.run = upper
-                upper.holds.append(hold)
-            else:
-                hold.length -= length
+        stretches = run.stretches.split(length)
+        lower = self._make(run, run.tokens.view[length * block :], run.pages.view[length:], stretches)
+        lower.stamp = run.stamp
+        lower.children, lower.held_children = run.children, run.held_children
+        for child in lower.children.values():
+            child.parent = lower
+        lower.holds = [hold for hold in run.holds if hold.length > length]
+        for hold in lower.holds:
+            hold.run = lower
+            hold.length -= length
         run.holds = [hold for hold in run.holds if hold.run is run]
-        upper.held_below = run.held_below + len(run.holds)
+        run.tokens = Growing(run.tokens.view[: length * block])
+        run.pages = Growing(run.pages.view[:length])
+        run.children = {lower.tokens.view[:block].tobytes(): lower}
+        run.held_children = int(lower.is_held)
+        self._reindex(run, lower.stretches.owners())
+        self._reindex(lower, lower.stretches.owners())
         self._recount(run)
-        self._recount(upper)
-        return upper
+        self._recount(lower)
+        return run
+
+    def _reindex(self, run: Run, owners: set[str]) -> None:
+        """Of these owners, the run's blocks may have changed: list the run under those that still own some."""
+        for owner in owners - {""}:
+            if run.number in self._runs and owner in run.stretches.owners():
+                self._owned.setdefault(owner, {})[run.number] = run
+            elif owner in self._owned:
+                self._owned[owner].pop(run.number, None)
+                if not self._owned[owner]:
+                    del self._owned[owner]
+
+    def owned_blocks(self, owner: str) -> int:
+        """Blocks that this conversation's own commits inserted and that are still here."""
+        return sum(
+            stop - start
+            for run in self._owned.get(owner, {}).values()
+            for start, stop, whose in run.stretches.of_length(run.length)
+            if whose == owner
+        )
 
     def evict(self, count: int) -> Int32s:
         """Drop up to `count` idle blocks, least recently let go first, from the tail of leaves; returns their pages."""
         pages: list[Int32s] = []
         left = count
-        while left and self._queue:
-            stamp, number = self._queue[0]
-            run = self._runs.get(number)
-            if run is None or run.stamp != stamp or run.children or not run.idle:
-                heapq.heappop(self._queue)
-                continue
+        while left:
+            number = self._order.first(self._is_evictable)
+            if number is None:
+                break
+            run = self._runs[number]
             cut = min(left, run.idle)
             pages.append(self._trim(run, cut)[::-1])
             left -= cut
         return np.concatenate(pages) if pages else EMPTY
 
+    def _is_evictable(self, stamp: Stamp, number: int) -> bool:
+        run = self._runs.get(number)
+        return run is not None and run.stamp == stamp and run.idle > 0 and not run.children
+
     def _trim(self, run: Run, count: int) -> Int32s:
         keep = run.length - count
         first = run.tokens.view[: self._block].tobytes()
+        owners = run.stretches.owners()
         cut = run.pages.trim(keep)
         run.tokens.trim(keep * self._block)
         self.num_blocks -= count
         self._recount(run)
-        if keep == 0 and not run.holds:
-            parent = run.parent
-            assert parent is not None
-            del parent.children[first]
-            del self._runs[run.number]
-            self._drop_if_empty_root(parent)
-            self._enqueue(parent)
+        if keep:
+            run.stretches.trim(keep)
+            self._reindex(run, owners)
+            return cut
+        parent = run.parent
+        assert parent is not None, "a root has no blocks to drop"
+        del parent.children[first]
+        del self._runs[run.number]
+        self._reindex(run, owners)
+        self._drop_if_empty_root(parent)
+        self._enqueue(parent)
         return cut
 
     def _drop_if_empty_root(self, run: Run) -> None:
@@ -259,69 +330,97 @@ class RunTree:
     def _root(self, scope: bytes) -> Run:
         root = self._roots.get(scope)
         if root is None:
-            root = self._roots[scope] = self._make(None, EMPTY, EMPTY)
+            root = self._roots[scope] = self._make(None, EMPTY, EMPTY, Stretches(""))
             root.scope = scope
         return root
 
-    def _make(self, parent: Run | None, tokens: Int32s, pages: Int32s) -> Run:
+    def _make(self, parent: Run | None, tokens: Int32s, pages: Int32s, stretches: Stretches) -> Run:
         self._made += 1
-        run = Run(self._made, parent, Growing(tokens), Growing(pages), stamp=(self._plan, self._released))
+        stamp = (self._plan, self._released)
+        run = Run(self._made, parent, Growing(tokens), Growing(pages), stretches, stamp)
         self._runs[run.number] = run
         return run
 
-    def _count_held(self, run: Run, change: int) -> None:
+    def _attach(self, hold: Hold) -> None:
+        """Count the hold in; stops at the first ancestor that was held before."""
+        run = hold.run
+        was_held = run.is_held
+        run.holds.append(hold)
         self._recount(run)
-        child, ancestor = run, run.parent
-        while ancestor is not None:
-            ancestor.held_below += change
-            self._recount(ancestor)
-            child, ancestor = ancestor, ancestor.parent
-        self._drop_if_empty_root(child)
+        while not was_held and run.parent is not None:
+            run = run.parent
+            was_held = run.is_held
+            run.held_children += 1
+            self._recount(run)
+
+    def _detach(self, hold: Hold) -> None:
+        """The other way round. A root that nothing needs is forgotten."""
+        run = hold.run
+        run.holds.remove(hold)
+        self._recount(run)
+        while not run.is_held and run.parent is not None:
+            run = run.parent
+            run.held_children -= 1
+            self._recount(run)
+        self._drop_if_empty_root(run)
+
+    def _move(self, hold: Hold, run: Run, length: int) -> None:
+        """To a place further down its path."""
+        if run is hold.run:
+            hold.length = length
+            self._recount(run)
+            return
+        moved = Hold(run, length)
+        self._attach(moved)
+        self._detach(hold)
+        run.holds[run.holds.index(moved)] = hold
+        hold.run, hold.length = run, length
 
     def _recount(self, run: Run) -> None:
-        """Bring `idle` of this run up to date; an idle leaf joins the queue."""
-        idle = 0 if run.held_below else run.length - run.longest_hold
+        """Bring `idle` of this run up to date; an idle leaf joins the eviction order."""
+        idle = run.length - run.held_length
         self.num_idle += idle - run.idle
         run.idle = idle
         self._enqueue(run)
 
     def _enqueue(self, run: Run) -> None:
         if run.idle and not run.children and run.number in self._runs:
-            heapq.heappush(self._queue, (run.stamp, run.number))
-            if len(self._queue) > 64 + 4 * len(self._runs):
-                self._rebuild_queue()
-
-    def _rebuild_queue(self) -> None:
-        """Entries go stale when a run changes; this keeps the queue within a few times the number of runs."""
-        self._queue = [(run.stamp, run.number) for run in self._runs.values() if run.idle and not run.children]
-        heapq.heapify(self._queue)
+            self._order.add(run)
+            if self._order.is_crowded(len(self._runs)):
+                self._order.rebuild(one for one in self._runs.values() if one.idle and not one.children)
 
     def runs(self) -> Iterator[Run]:
         return iter(self._runs.values())
 
     def check(self) -> None:
         """Every promise of this module, by walking everything."""
-        queued = set(self._queue)
         blocks = idle = 0
         for run in self._runs.values():
             blocks += run.length
             idle += run.idle
             assert run.tokens.size == run.length * self._block, "tokens and pages differ in length"
-            below = sum(len(child.holds) + child.held_below for child in run.children.values())
-            assert run.held_below == below, "holds below are counted wrongly"
-            assert run.idle == (0 if below else run.length - run.longest_hold), "idle blocks are counted wrongly"
+            held = sum(child.is_held for child in run.children.values())
+            assert run.held_children == held, "held children are counted wrongly"
+            assert run.idle == run.length - run.held_length, "idle blocks are counted wrongly"
             assert all(hold.run is run and hold.length <= run.length for hold in run.holds), "a hold past its run's end"
             if run.parent is None:
                 assert self._roots[run.scope] is run, "a root that no scope names"
                 assert run.length == 0, "a root with blocks"
+                assert run.children or run.holds, "a root that nothing needs"
             else:
-                assert run.length or run.holds, "an empty run"
+                assert run.length, "an empty run"
                 key = run.tokens.view[: self._block].tobytes()
                 assert run.parent.children[key] is run, "a run that its parent does not know"
+                stretches = list(run.stretches.of_length(run.length))
+                assert all(start < stop for start, stop, _ in stretches), "an empty stretch"
+                assert all(run.number in self._owned[owner] for _, _, owner in stretches if owner), "an owner unlisted"
             if run.idle and not run.children:
-                assert (run.stamp, run.number) in queued, "an idle leaf that no eviction would find"
+                assert run in self._order, "an idle leaf that no eviction would find"
         assert blocks == self.num_blocks, "blocks are counted wrongly"
         assert idle == self.num_idle, "idle blocks are summed wrongly"
+        assert all(owner in run.stretches.owners() for owner, owned in self._owned.items() for run in owned.values()), (
+            "a run listed under somebody who owns nothing of it"
+        )
 
 
 def _equal_blocks(run: Int32s, tokens: Int32s, fit: int, block: int) -> int:

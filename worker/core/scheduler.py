@@ -1,8 +1,10 @@
 """Rank 0's scheduler: which requests run, and what of each is in the next step.
 
-Every step decodes all that decode, then spends what is left of `max_num_tokens` on prefill chunks, oldest first, then
-admits from the queue in order. So decode never waits for prefill, and a long prompt never blocks a step for long. When
-no page is left the youngest request is suspended: released, and admitted again later as a prefill that mostly hits.
+Every step decodes all that decode, spends what is left of `max_num_tokens` on prefill chunks, oldest first, and then
+admits from the queue in order. So decode never waits for prefill, and a long prompt never blocks a step for long. What
+is admitted holds its match before any page is taken. Pages are taken oldest first; where none is left the youngest
+request is suspended: released, and admitted again later as a prefill that mostly hits. The oldest never is, and a
+request is admitted only if those that run keep the pages that they are going to need, so work is seldom thrown away.
 """
 
 from __future__ import annotations
@@ -11,6 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from worker.core import plan as plans
+from worker.core.admission import Admission, Place
+from worker.core.cache import ReusePolicy
+from worker.core.conversations import News, StopReason
 from worker.core.live import Live, Stage
 from worker.core.outputs import (
     Failed,
@@ -24,8 +29,7 @@ from worker.core.outputs import (
 )
 from worker.core.plan import AnyAct, Plan
 from worker.core.replica import Replica, StepWork
-from worker.core.runs import Match
-from worker.core.types import FinishReason, Phase, Request, RequestKey, Sampled, TokenIds
+from worker.core.types import FinishReason, Phase, Request, RequestKey, Sampled
 
 LOOKAHEAD = 32
 """Queued requests that a step looks at behind one that waits for a sibling's prefill."""
@@ -33,13 +37,15 @@ LOOKAHEAD = 32
 
 @dataclass(frozen=True, slots=True)
 class SchedulerConfig:
-    """`commit_replies`: blocks of generated tokens are reusable too. `handoff_timeout_ms`: how long a pin lasts."""
+    """`max_batch_size`: requests that run at once; never more than `max_num_tokens`, so that each gets a token a step.
+
+    `handoff_timeout_ms`: how long a context leg's pages wait for the generation side.
+    """
 
     max_batch_size: int = 64
     max_num_tokens: int = 2048
     max_queued_requests: int = 1024
     handoff_timeout_ms: int = 60_000
-    commit_replies: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,7 @@ class Scheduler:
         self._config = config
         self._replica = replica
         self._source_of = source_of
+        self._admission = Admission(replica)
         self._block = replica.config.tokens_per_block
         self._capacity = replica.config.num_pages * self._block
         self._live: dict[RequestKey, Live] = {}
@@ -76,21 +83,29 @@ class Scheduler:
         return self._capacity
 
     def submit(self, request: Request) -> Rejection | None:
-        """Queue it; a value where it can never run, or not now. Its answer ends where the pages do."""
+        """Queue it; a value where it can never run, or not now. Its answer ends where the pages do.
+
+        A generation leg whose first token is its last is over at once: there is nothing to pull.
+        """
         prompt = len(request.token_ids)
         if prompt == 0:
             return Rejection("INVALID_ARGUMENT", "the prompt is empty", retryable=False)
-        if prompt >= self._capacity:
-            message = f"the prompt has {prompt} tokens and the cache holds {self._capacity}, one of them for the answer"
+        if prompt > self._capacity:
+            message = f"the prompt has {prompt} tokens, and this worker's cache holds {self._capacity}"
             return Rejection("INVALID_ARGUMENT", message, retryable=False)
         if len(self._queue) >= self._config.max_queued_requests:
             return Rejection("OVERLOADED", f"{len(self._queue)} requests are queued", retryable=True)
-        room = self._capacity - prompt + request.resumed_tokens
+        # The last token of an answer needs no page: it is not fed again.
+        room = self._capacity - prompt + request.resumed_tokens + 1
         if request.stopping.max_tokens > room:
             request = replace(request, stopping=replace(request.stopping, max_tokens=room))
         self._ages += 1
         live = Live(request, self._ages)
         self._stalled = False
+        ending = live.ending() if live.pulls else None
+        if ending is not None:
+            self._told += [Started(request.key, 0), KvArrived(request.key), Finished(request.key, *ending)]
+            return None
         self._live[request.key] = live
         self._queue.append(live)
         return None
@@ -132,6 +147,10 @@ class Scheduler:
         if live is not None and live.stage is Stage.PINNED:
             self._forget(live)
 
+    def heard(self, conversation: str, news: News, reason: StopReason = StopReason.UNKNOWN, *, final: bool) -> None:
+        """What the edge told of a conversation; every rank records it with the next plan."""
+        self._due.append(plans.Heard(conversation, news, reason, final))
+
     def clear(self) -> None:
         """Drop what no request holds, with the next plan."""
         self._due.append(plans.Clear())
@@ -146,7 +165,7 @@ class Scheduler:
     def load(self) -> LoadSnapshot:
         cache = self._replica.cache
         return LoadSnapshot(
-            running=len(self._live) - len(self._queue),
+            running=sum(map(self._is_running, self._live.values())),
             queued=len(self._queue),
             queued_tokens=sum(len(live.request.token_ids) for live in self._queue),
             used_pages=cache.num_in_use,
@@ -172,13 +191,14 @@ class Scheduler:
         due, self._due = self._due, []
         for act in due:
             self._act(act)
-        budget = self._config.max_num_tokens
         running = sorted((live for live in self._live.values() if self._may_step(live)), key=lambda live: live.age)
-        budget = self._decode([live for live in running if live.stage is Stage.DECODING], budget)
-        for live in running:
-            if live.stage is Stage.PREFILL and budget > 0:
-                budget -= self._prefill(live, budget, now_ms)
-        self._admit(budget, now_ms)
+        shares = self._share_out(running)
+        shares += self._admit(self._config.max_num_tokens - sum(count for _, count in shares), self._reserve(running))
+        for live, count in shares:
+            if live.stage is Stage.PULLING:
+                self._begin_pull(live)
+            elif live.stage is not Stage.QUEUED:
+                self._compute(live, count, now_ms)
         work = self._replica.finish()
         self._stalled = not (self._acts or self._told)
         return Plan(self._number, now_ms, tuple(self._acts)), work
@@ -190,155 +210,133 @@ class Scheduler:
     def _may_step(live: Live) -> bool:
         return live.stage in (Stage.PREFILL, Stage.DECODING)
 
+    @staticmethod
+    def _is_running(live: Live) -> bool:
+        return live.stage in (Stage.PREFILL, Stage.DECODING, Stage.PULLING)
+
     def _act(self, act: AnyAct) -> bool:
         done = self._replica.act(act)
         if done:
             self._acts.append(act)
         return done
 
-    def _decode(self, decoding: list[Live], budget: int) -> int:
-        for live in decoding:
-            if budget == 0:
-                break
-            if live.stage is Stage.DECODING and self._chunk_or_suspend(live, 1, sample=True):
-                budget -= 1
-        return budget
+    def _share_out(self, running: list[Live]) -> list[tuple[Live, int]]:
+        """Tokens of this step for those that run, oldest first in the list; those that decode have theirs first."""
+        budget = self._config.max_num_tokens
+        left = {live.request.key: self._tokens_left(live) for live in running}
+        shares: dict[RequestKey, int] = {}
+        for live in sorted(running, key=lambda live: left[live.request.key] > 1):
+            shares[live.request.key] = min(left[live.request.key], budget)
+            budget -= shares[live.request.key]
+        return [(live, shares[live.request.key]) for live in running if shares[live.request.key]]
 
-    def _prefill(self, live: Live, budget: int, now_ms: int) -> int:
-        """One chunk; returns its tokens."""
+    def _tokens_left(self, live: Live) -> int:
+        """Known tokens that are not computed yet."""
         sequence = self._replica.sequences[live.request.key]
-        left = sequence.length - sequence.computed
-        count = min(left, budget)
-        if not self._chunk_or_suspend(live, count, sample=count == left):
-            return 0
-        if count == left:
-            live.stage = Stage.DECODING
-            if live.request.phase is Phase.CONTEXT:
-                self._act(plans.Pin(live.request.key))
-                live.stage = Stage.PINNED
-                live.pinned_until_ms = now_ms + self._config.handoff_timeout_ms
-        return count
+        return sequence.length - sequence.computed
 
-    def _chunk_or_suspend(self, live: Live, count: int, *, sample: bool) -> bool:
-        """Put `count` tokens of `live` into the step; suspends the youngest until there are pages for them.
+    def _reserve(self, running: list[Live]) -> int:
+        """Pages that those that run are going to need: for what is known, and one each for what they will say."""
+        sequences = self._replica.sequences
+        known = sum(
+            sequences[live.request.key].pages_needed(sequences[live.request.key].length, self._block)
+            for live in running
+        )
+        return known + sum(map(self._is_running, self._live.values()))
 
-        False: there are none, and `live` waits or was suspended itself.
-        """
-        while not self._act(plans.Chunk(live.request.key, count, sample)):
-            victims = [other for other in self._live.values() if self._may_step(other) and not self._in_step(other)]
-            victim = max(victims, key=lambda other: other.age)
-            oldest = min(victims, key=lambda other: other.age)
-            if victim is oldest:
-                return False
-            self._suspend(victim)
+    def _compute(self, live: Live, count: int, now_ms: int) -> None:
+        """Put `count` tokens of `live` into the step, fewer where pages lack; suspends the youngest if none is left."""
+        key = live.request.key
+        sequence = self._replica.sequences[key]
+        while True:
+            fitting = (sequence.pages.size + self._replica.cache.num_available) * self._block - sequence.computed
+            if fitting > 0:
+                break
+            victim = max(filter(self._may_step, self._live.values()), key=lambda other: other.age)
             if victim is live:
-                return False
-        return True
-
-    def _in_step(self, live: Live) -> bool:
-        return self._replica.in_step(live.request.key)
+                return
+            self._suspend(victim)
+        left = self._tokens_left(live)
+        count = min(count, fitting)
+        done = self._act(plans.Chunk(key, count, count == left))
+        assert done, "a chunk was cut to the pages that there are"
+        if count < left:
+            return
+        live.stage = Stage.DECODING
+        if live.request.phase is Phase.CONTEXT:
+            self._act(plans.Pin(key))
+            live.stage = Stage.PINNED
+            live.pinned_until_ms = now_ms + self._config.handoff_timeout_ms
 
     def _suspend(self, live: Live) -> None:
-        self._act(plans.Release(live.request.key))
+        self._act(plans.Suspend(live.request.key))
         live.stage = Stage.QUEUED
-        self._queue.insert(0, live)
+        self._queue.append(live)
         self._queue.sort(key=lambda queued: queued.age)
 
-    def _admit(self, budget: int, now_ms: int) -> None:
+    def _admit(self, budget: int, reserve: int) -> list[tuple[Live, int]]:
+        """Those of the queue that begin with this step, in its order, and the tokens of their first chunks.
+
+        They hold their matches from here on; the caller takes their pages, which there are: `reserve` was kept.
+        """
+        slots = min(self._config.max_batch_size, self._config.max_num_tokens)
+        slots -= sum(map(self._is_running, self._live.values()))
+        admitted: list[tuple[Live, int]] = []
         waiting = 0
         for live in list(self._queue):
-            full = self._num_running() >= self._config.max_batch_size
-            if budget <= 0 or waiting == LOOKAHEAD or full:
-                return
-            tokens = live.tokens
-            # Of a prompt that must yield logits, the last token is computed even where all of it is cached.
-            matchable = len(live.request.token_ids) if live.pulls else len(tokens) - 1
-            match = Match(None, 0, 0)
-            if not live.request.bypass_prefix_cache:
-                match = self._replica.cache.match(self._scope(live), tokens, matchable // self._block)
-            if self._sibling_prefills(live, match, tokens):
+            if slots == 0 or waiting == LOOKAHEAD or (budget == 0 and not live.pulls):
+                break
+            room = self._replica.cache.num_available - reserve
+            place = self._admission.place(live, room)
+            if self._admission.sibling_is_ahead(live, place, self._live.values()):
                 waiting += 1
                 continue
-            needed = -(-len(tokens) // self._block) - match.blocks
-            if needed > self._replica.cache.num_available - self._newly_held(match):
-                return
+            if place.cost > room:
+                break
             self._queue.remove(live)
-            budget -= self._start(live, match, budget, now_ms)
+            count = self._hold(live, place, budget)
+            reserve += -(-len(place.tokens) // self._block) - place.match.blocks
+            slots -= 1
+            budget -= count
+            admitted.append((live, count))
+        return admitted
 
-    def _num_running(self) -> int:
-        return sum(live.stage is not Stage.QUEUED and live.stage is not Stage.PINNED for live in self._live.values())
-
-    def _newly_held(self, match: Match) -> int:
-        """Idle pages of the matched path: they stop being available once it is held."""
-        run, length, idle = match.run, match.length, 0
-        while run is not None:
-            protected = run.length if run.held_below else run.longest_hold
-            idle += max(0, length - protected)
-            run = run.parent
-            length = run.length if run is not None else 0
-        return idle
-
-    def _sibling_prefills(self, live: Live, match: Match, tokens: TokenIds) -> bool:
-        """Whether a prefill, or this very step, is about to commit the block that `live` would compute next."""
-        if not self._replica.config.enable_block_reuse or live.request.bypass_prefix_cache:
-            return False
-        start = match.blocks * self._block
-        block = tokens[start : start + self._block]
-        if len(block) < self._block:
-            return False
-        scope = self._scope(live)
-        for other in self._live.values():
-            if other.stage is not Stage.PREFILL and not self._in_step(other):
-                continue
-            if self._scope(other) != scope or other.request.bypass_prefix_cache:
-                continue
-            sequence = self._replica.sequences[other.request.key]
-            if sequence.committed != match.blocks or sequence.length < start + self._block:
-                continue
-            same_path = sequence.hold.length == match.length and (match.run is None or sequence.hold.run is match.run)
-            if same_path and (sequence.token_slice(start, start + self._block) == block).all():
-                return True
-        return False
-
-    def _start(self, live: Live, match: Match, budget: int, now_ms: int) -> int:
-        """Admit `live` behind `match`, and its first chunk or its pull; returns the tokens of that chunk."""
+    def _hold(self, live: Live, place: Place, budget: int) -> int:
+        """Admit `live` behind its match; returns the tokens of its first chunk, 0 where it pulls."""
         request = live.request
-        tokens = live.tokens
+        match, part = place.match, place.part
         matched = match.blocks * self._block
-        pulls = live.pulls
-        own = request.token_ids if pulls else tokens
-        until = self._capacity + 1 if self._config.commit_replies else len(request.token_ids)
-        number = match.run.number if match.run is not None else 0
+        per_request = self._replica.config.policy is ReusePolicy.PER_REQUEST
         self._act(
-            plans.Admit(request.key, self._scope(live), number, match.length, matched, plans.pack(own[matched:]), until)
+            plans.Admit(
+                key=request.key,
+                scope=request.salt,
+                run=match.run.number if match.run is not None else 0,
+                length=match.length,
+                matched=matched,
+                token_ids=plans.pack((request.token_ids if live.pulls else place.tokens)[matched:]),
+                commit_until=len(request.token_ids) if per_request else self._capacity,
+                copy=(part.run.number, part.index, part.tokens) if part is not None else None,
+                conversation=request.conversation,
+                parent=request.parent,
+                prefills=request.phase is not Phase.GENERATION,
+                resumed=live.started,
+            )
         )
+        live.stage = Stage.PULLING if live.pulls else Stage.PREFILL
         if not live.started:
             live.cached_tokens = matched
             self._told.append(Started(request.key, matched))
         live.started = True
-        if pulls:
-            self._begin_generation(live)
-            return 0
-        live.stage = Stage.PREFILL
-        return self._prefill(live, budget, now_ms)
+        return 0 if live.stage is Stage.PULLING else min(self._tokens_left(live), budget)
 
-    def _begin_generation(self, live: Live) -> None:
-        """Its first token was sampled elsewhere: it may already be the last one."""
+    def _begin_pull(self, live: Live) -> None:
         key = live.request.key
-        live.stage = Stage.PULLING
-        ending = live.ending()
-        if ending is not None:
-            self._told += [KvArrived(key), Finished(key, *ending)]
-            self._forget(live)
-            return
         taken = self._act(plans.Pull(key, self._source_of(live.request)))
         assert taken, "admission made sure of the pages"
         sequence = self._replica.sequences[key]
         if sequence.pages.size == sequence.committed:
             self.pulled(key)
-
-    def _scope(self, live: Live) -> bytes:
-        return live.request.salt
 
     def complete(self, plan: Plan, sampled: Sampled) -> list[Output]:
         """What the step tells, now that its tokens are known. They travel to the other ranks with the next plan."""
@@ -377,5 +375,7 @@ class Scheduler:
         del self._live[live.request.key]
         if live.stage is Stage.QUEUED:
             self._queue.remove(live)
+            if live.started and live.request.conversation:
+                self._due.append(plans.Abandon(live.request.conversation))
         else:
             self._due.append(plans.Release(live.request.key))

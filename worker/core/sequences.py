@@ -8,7 +8,7 @@ import numpy as np
 
 from worker.core.arrays import Growing, Int32s
 from worker.core.runs import Hold
-from worker.core.types import RequestKey
+from worker.core.types import PageId, RequestKey
 
 NO_PAGES = np.empty(0, np.int32)
 
@@ -20,6 +20,8 @@ class Sequence:
     `computed`: positions whose K and V are in memory, those of the running step included. `committed`: its blocks that
     the tree has, all of them kept by `hold`. `commit_until`: blocks ending behind this position are never committed.
     `pinned`: another worker may be reading its pages, so those that a commit replaces wait as `spare` till its release.
+    `copy_from`: a page whose content its first page starts with, until that one is taken. `prefills`: its prompt is not
+    done yet, and its conversation waits to hear of it.
     """
 
     key: RequestKey
@@ -30,6 +32,9 @@ class Sequence:
     commit_until: int
     computed: int
     committed: int
+    conversation: str = ""
+    prefills: bool = False
+    copy_from: PageId | None = None
     pinned: bool = False
     spare: Growing = field(default_factory=lambda: Growing(NO_PAGES))
 

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from worker.core.cache import CacheConfig
+from worker.core.cache import CacheConfig, ReusePolicy
+from worker.core.conversations import News, StopReason
 from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, Output, Started, TokenOut
 from worker.core.plan import decode, encode
 from worker.core.replica import PullWork, Replica
@@ -42,6 +43,9 @@ class Memory:
     def forward(self, batch: Batch) -> dict[RequestKey, int]:
         """Writes each new token's slot from what the pages before it hold; returns what would be sampled."""
         answers: dict[int, int] = {}
+        sources = [self.slots.get(source * BLOCK + at) for source, _ in batch.page_copies for at in range(BLOCK)]
+        targets = [target * BLOCK + at for _, target in batch.page_copies for at in range(BLOCK)]
+        self.slots |= {slot: content for slot, content in zip(targets, sources, strict=True) if content is not None}
         for row, (start, stop) in enumerate(zip(batch.query_starts[:-1], batch.query_starts[1:], strict=True)):
             for at in range(start, stop):
                 position = int(batch.positions[at])
@@ -71,14 +75,6 @@ class Expected:
 class Engine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        config = CacheConfig(num_pages=NUM_PAGES, tokens_per_block=BLOCK)
-        self.replica = Replica(config)
-        self.follower = Replica(config)
-        self.scheduler = Scheduler(
-            SchedulerConfig(max_batch_size=4, max_num_tokens=6, handoff_timeout_ms=50, max_queued_requests=6),
-            self.replica,
-            lambda request: str(request.key).encode(),
-        )
         self.memories = (Memory(), Memory())
         self.expected: dict[RequestKey, Expected] = {}
         self.pulls: dict[RequestKey, PullWork] = {}
@@ -87,14 +83,43 @@ class Engine(RuleBasedStateMachine):
         self.now_ms = 0
         self.keys = 0
 
+    @initialize(policy=st.sampled_from(ReusePolicy), reuse=st.sampled_from([True, True, False]), partial=st.booleans())
+    def configure(self, policy: ReusePolicy, reuse: bool, partial: bool) -> None:
+        config = CacheConfig(
+            num_pages=NUM_PAGES,
+            tokens_per_block=BLOCK,
+            enable_block_reuse=reuse,
+            enable_partial_reuse=partial,
+            policy=policy,
+            max_tracked_conversations=3,
+        )
+        self.replica = Replica(config)
+        self.follower = Replica(config)
+        self.scheduler = Scheduler(
+            SchedulerConfig(max_batch_size=4, max_num_tokens=6, handoff_timeout_ms=50, max_queued_requests=6),
+            self.replica,
+            lambda request: str(request.key).encode(),
+        )
+
     @rule(
         prompt=prompts(),
         phase=st.sampled_from(Phase),
-        max_tokens=st.integers(1, 12),
+        max_tokens=st.sampled_from([1, 2, 5, 12, 24]),
+        stops=st.sampled_from([frozenset({4}), frozenset[int]()]),
         salt=st.sampled_from([b"", b"s"]),
         bypass=st.booleans(),
+        lineage=st.sampled_from([("", None), ("a", None), ("b", "a"), ("c", "b"), ("a", "c"), ("d", "z"), ("e", "a")]),
     )
-    def submit(self, prompt: list[int], phase: Phase, max_tokens: int, salt: bytes, bypass: bool) -> None:
+    def submit(
+        self,
+        prompt: list[int],
+        phase: Phase,
+        max_tokens: int,
+        stops: frozenset[int],
+        salt: bytes,
+        bypass: bool,
+        lineage: tuple[str, str | None],
+    ) -> None:
         self.keys += 1
         key = RequestKey(self.keys)
         first = next_token(tuple(prompt)) if phase is Phase.GENERATION else None
@@ -103,14 +128,16 @@ class Engine(RuleBasedStateMachine):
             phase=phase,
             token_ids=np.array(prompt, np.int32),
             sampling=Sampling(temperature=0.0),
-            stopping=Stopping(max_tokens, 0, frozenset({4})),
+            stopping=Stopping(max_tokens, 0, stops),
             salt=salt,
             bypass_prefix_cache=bypass,
+            conversation=lineage[0],
+            parent=lineage[1],
             first_token=first,
         )
         self.requests[key] = request
         rejection = self.scheduler.submit(request)
-        if len(prompt) >= NUM_PAGES * BLOCK:
+        if len(prompt) > NUM_PAGES * BLOCK:
             assert rejection is not None
             assert not rejection.retryable
         elif rejection is None:
@@ -151,11 +178,19 @@ class Engine(RuleBasedStateMachine):
         self.scheduler.released(key)
         del self.expected[key]
 
+    @rule(
+        conversation=st.sampled_from("abcd"),
+        news=st.sampled_from([News.GENERATING, News.ENDED, News.ENDED, News.CLOSED]),
+        final=st.booleans(),
+    )
+    def hear_of(self, conversation: str, news: News, final: bool) -> None:
+        self.scheduler.heard(conversation, news, StopReason.TOOL_CALL, final=final)
+
     @rule()
     def clear(self) -> None:
         self.scheduler.clear()
 
-    @rule(later_ms=st.integers(0, 30), steps=st.integers(1, 5))
+    @rule(later_ms=st.integers(0, 30), steps=st.integers(1, 8))
     def steps(self, later_ms: int, steps: int) -> None:
         self.now_ms += later_ms
         for _ in range(steps):
@@ -243,6 +278,7 @@ class Engine(RuleBasedStateMachine):
         assert not left, "a request that never ends"
         assert self.scheduler.load.running == self.scheduler.load.queued == 0
         assert self.replica.cache.num_available == NUM_PAGES
+        assert not any(known.legs for known in self.replica.conversations), "a conversation with requests that are over"
 
 
 TestEngine = Engine.TestCase

@@ -1,0 +1,69 @@
+"""Where a queued request would begin: what of it is cached, what it would take, and whether waiting pays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from worker.core.live import Live, Stage
+from worker.core.replica import Replica
+from worker.core.runs import NOTHING, Match, PartMatch
+from worker.core.types import TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """`tokens`: all that is known of the request. `part`: the block behind `match` whose page is copied, if one is.
+
+    `cost`: by how many pages fewer are available once all of `tokens` have theirs.
+    """
+
+    tokens: TokenIds
+    match: Match
+    part: PartMatch | None
+    cost: int
+
+
+class Admission:
+    """Reads the replica of rank 0; changes nothing."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        self._block = replica.config.tokens_per_block
+
+    def place(self, live: Live, room: int) -> Place:
+        """A page is copied only if that, too, leaves `cost` within `room`."""
+        cache = self._replica.cache
+        tokens = live.tokens
+        # Of a prompt that must yield logits, the last token is computed even where all of it is cached.
+        usable = len(live.request.token_ids) if live.pulls else len(tokens) - 1
+        match = NOTHING
+        if not live.request.bypass_prefix_cache:
+            match = cache.match(live.request.salt, tokens, usable // self._block)
+        needed = -(-len(tokens) // self._block) - match.blocks
+        if not live.pulls:
+            part = cache.match_within(match, tokens[match.blocks * self._block : usable])
+            if part is not None:
+                cost = needed + cache.tree.newly_held(part.run, part.index + 1)
+                if cost <= room:
+                    return Place(tokens, match, part, cost)
+        return Place(tokens, match, None, needed + cache.tree.newly_held(match.run, match.length))
+
+    def sibling_is_ahead(self, live: Live, place: Place, others: Iterable[Live]) -> bool:
+        """Whether another prefill is about to commit the block that `live` would compute next."""
+        start = place.match.blocks * self._block
+        stop = start + self._block
+        block = place.tokens[start:stop]
+        if not self._replica.config.enable_block_reuse or live.request.bypass_prefix_cache or len(block) < self._block:
+            return False
+        for other in others:
+            if other.stage is not Stage.PREFILL or other.request.salt != live.request.salt:
+                continue
+            sequence = self._replica.sequences[other.request.key]
+            if sequence.committed != place.match.blocks or stop > min(sequence.length, sequence.commit_until):
+                continue
+            hold, match = sequence.hold, place.match
+            same_path = hold.run is match.run and hold.length == match.length
+            if same_path and (sequence.token_slice(start, stop) == block).all():
+                return True
+        return False

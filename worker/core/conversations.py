@@ -1,0 +1,201 @@
+"""Which conversations this worker knows, whose children they are, and which of them are in flight.
+
+Registered when a request is admitted, so alike on every rank. Bounded: when full, the tenant that holds most loses the
+conversation that has been idle longest.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+DEFAULT_BOUND = 65_536
+
+
+class News(enum.IntEnum):
+    """What only the edge can know: a generation leg runs elsewhere; it ended; the conversation was closed."""
+
+    GENERATING = 1
+    ENDED = 2
+    CLOSED = 3
+
+
+class StopReason(enum.IntEnum):
+    UNKNOWN = 0
+    TOOL_CALL = 1
+    END_OF_TURN = 2
+    LENGTH = 3
+
+
+@dataclass(slots=True, eq=False)
+class Conversation:
+    """`legs`: its requests that this worker has admitted and not ended, suspended ones included.
+
+    `generating`: the edge said that a generation leg runs elsewhere. `last_context_step`: the plan in which its last
+    prompt was done or given up, None before that. `final`: its last request was its last one.
+    """
+
+    id: str
+    tenant: bytes
+    parent: str | None = None
+    legs: int = 0
+    generating: bool = False
+    last_context_step: int | None = None
+    stop_reason: StopReason = StopReason.UNKNOWN
+    final: bool = False
+
+    @property
+    def is_in_flight(self) -> bool:
+        return self.legs > 0 or self.generating
+
+
+@dataclass(slots=True)
+class _Tenants:
+    """Each tenant's conversations, the least recently active first, and which tenant has most."""
+
+    by_tenant: dict[bytes, dict[str, Conversation]] = field(default_factory=dict)
+    _of_size: dict[int, dict[bytes, None]] = field(default_factory=dict)
+
+    def touch(self, conversation: Conversation) -> None:
+        """Add it, or make it the most recently active."""
+        mine = self.by_tenant.setdefault(conversation.tenant, {})
+        if mine.pop(conversation.id, None) is None:
+            self._resize(conversation.tenant, len(mine), len(mine) + 1)
+        mine[conversation.id] = conversation
+
+    def remove(self, conversation: Conversation) -> None:
+        mine = self.by_tenant[conversation.tenant]
+        del mine[conversation.id]
+        self._resize(conversation.tenant, len(mine) + 1, len(mine))
+        if not mine:
+            del self.by_tenant[conversation.tenant]
+
+    def oldest_idle(self) -> Conversation | None:
+        """Of the tenant with the most conversations; of the next one if all of its are in flight."""
+        for size in sorted(self._of_size, reverse=True):
+            for tenant in self._of_size[size]:
+                for conversation in self.by_tenant[tenant].values():
+                    if not conversation.is_in_flight:
+                        return conversation
+        return None
+
+    def _resize(self, tenant: bytes, before: int, after: int) -> None:
+        if before:
+            peers = self._of_size[before]
+            del peers[tenant]
+            if not peers:
+                del self._of_size[before]
+        if after:
+            self._of_size.setdefault(after, {})[tenant] = None
+
+
+class Conversations:
+    """The registry. A conversation whose parent is unknown waits under that parent's id."""
+
+    def __init__(self, bound: int = DEFAULT_BOUND) -> None:
+        self._bound = bound
+        self._known: dict[str, Conversation] = {}
+        self._children: dict[str, dict[str, None]] = {}
+        self._tenants = _Tenants()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def __iter__(self) -> Iterator[Conversation]:
+        return iter(self._known.values())
+
+    def find(self, conversation_id: str) -> Conversation | None:
+        return self._known.get(conversation_id)
+
+    def children(self, parent_id: str) -> list[Conversation]:
+        """In the order in which they were registered under this parent."""
+        return [self._known[child] for child in self._children.get(parent_id, ())]
+
+    def admitted(self, conversation_id: str, tenant: bytes, parent_id: str | None) -> str | None:
+        """A request of it begins. Returns which conversation was forgotten for it, if one was.
+
+        A proven parent replaces the one before; one that descends from this conversation is ignored.
+        """
+        conversation = self._known.get(conversation_id)
+        forgotten = None
+        if conversation is None:
+            forgotten = self._make_room()
+            conversation = self._known[conversation_id] = Conversation(conversation_id, tenant)
+        conversation.legs += 1
+        conversation.final = False
+        self._tenants.touch(conversation)
+        if parent_id is not None and parent_id != conversation.parent and not self._descends(parent_id, conversation):
+            self._leave_parent(conversation)
+            conversation.parent = parent_id
+            self._children.setdefault(parent_id, {})[conversation_id] = None
+        return forgotten
+
+    def context_ended(self, conversation_id: str, step: int) -> None:
+        """Its prompt is prefilled, or given up, in plan `step`."""
+        conversation = self._known[conversation_id]
+        conversation.last_context_step = step
+        self._tenants.touch(conversation)
+
+    def leg_ended(self, conversation_id: str) -> None:
+        """A request of it is over on this worker."""
+        conversation = self._known[conversation_id]
+        assert conversation.legs > 0, f"conversation {conversation_id} ended more requests than it had"
+        conversation.legs -= 1
+        self._tenants.touch(conversation)
+
+    def heard(self, conversation_id: str, news: News, reason: StopReason, *, final: bool) -> bool:
+        """What the edge told. False: this worker does not know the conversation."""
+        conversation = self._known.get(conversation_id)
+        if conversation is None:
+            return False
+        match news:
+            case News.GENERATING:
+                conversation.generating = True
+            case News.ENDED:
+                conversation.generating = False
+                conversation.stop_reason = reason
+                conversation.final = final
+            case News.CLOSED:
+                conversation.final = True
+        self._tenants.touch(conversation)
+        return True
+
+    def _descends(self, conversation_id: str, ancestor: Conversation) -> bool:
+        """Whether following parents from `conversation_id` reaches `ancestor`."""
+        at: str | None = conversation_id
+        while at is not None and at != ancestor.id:
+            known = self._known.get(at)
+            at = known.parent if known is not None else None
+        return at is not None
+
+    def _make_room(self) -> str | None:
+        """Forget one if there are as many as may be. Those in flight are never forgotten: live requests bound them."""
+        if len(self._known) < self._bound:
+            return None
+        victim = self._tenants.oldest_idle()
+        if victim is None:
+            return None
+        self._tenants.remove(victim)
+        self._leave_parent(victim)
+        del self._known[victim.id]
+        return victim.id
+
+    def _leave_parent(self, conversation: Conversation) -> None:
+        if conversation.parent is None:
+            return
+        siblings = self._children[conversation.parent]
+        del siblings[conversation.id]
+        if not siblings:
+            del self._children[conversation.parent]
+
+    def check(self) -> None:
+        """Children and parents name each other, and every tenant's list holds what it should."""
+        for parent, children in self._children.items():
+            assert children, "a parent without children"
+            assert all(self._known[child].parent == parent for child in children), "a child of somebody else"
+        for conversation in self._known.values():
+            assert conversation.parent is None or conversation.id in self._children[conversation.parent]
+            assert not conversation.parent or not self._descends(conversation.parent, conversation), "a cycle"
+        listed = [one for mine in self._tenants.by_tenant.values() for one in mine]
+        assert sorted(listed) == sorted(self._known), "tenants list other conversations than there are"
