@@ -144,6 +144,9 @@ class Answer:
 
     def _responses(self, output: Output | Rejected) -> Iterator[generation_pb2.GenerateResponse]:
         match output:
+            case TokenOut() | KvArrived() if self._stopped():
+                # The token that stops an answer is no part of it.
+                return
             case TokenOut():
                 yield from self._token(output.token_id, output.logprobs)
             case KvArrived() if self._first_token is not None:
@@ -162,6 +165,11 @@ class Answer:
                 yield self._last(error=error_of(output))
             case Rejected():
                 raise output.refused
+
+    def _stopped(self) -> bool:
+        """Whether the next thing that happened is the end, by a token that came just before."""
+        following = self._happened[0] if self._happened else None
+        return isinstance(following, Finished) and following.stop_token_id is not None
 
     def _token(self, token_id: int, logprobs: Logprobs | None) -> Iterator[generation_pb2.GenerateResponse]:
         text, stop_text = self._text.push(token_id) if self._text else ("", None)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 from pathlib import Path
 
-import grpc
 import psutil
 import pytest
 
 from tests.tiny_models import make_tiny_model
+from tests.worker.clients import OpenEngine, generate_request
 from tests.worker.running import worker
 from worker.exits import ExitCode
 
@@ -44,9 +45,11 @@ def test_a_stuck_rank_ends_the_group(tmp_path: Path, model: Path) -> None:
         running.wait_for("ready")
 
         running.ranks()[1].suspend()
+        with OpenEngine(running.grpc) as client:
+            last = client.answer(generate_request([1, 2, 3]))[-1]
 
-        with pytest.raises(grpc.RpcError, match=r"rank 1 has not reported|in one step for more than"):
-            running.engine.answer([1, 2, 3], 6)
+        assert last.error.retryable
+        assert re.search("rank 1 has not reported|in one step for more than", last.error.message)
         running.wait_for("ready", count=2)
 
 
@@ -78,12 +81,13 @@ def test_sigterm_ends_every_process_and_says_that_it_was_asked_to(tmp_path: Path
 def test_a_running_request_is_finished_before_the_worker_ends(tmp_path: Path, model: Path) -> None:
     with worker(tmp_path, model) as running:
         running.wait_for("ready")
-        answer = running.engine._generate("context_and_generation", [1, 2, 3], 400)
-        next(answer)
+        with OpenEngine(running.grpc) as client:
+            answer = client.generate(generate_request([1, 2, 3], 400))
+            next(answer)
 
-        psutil.Process(running.child.pid).terminate()
+            psutil.Process(running.child.pid).terminate()
 
-        assert list(answer)[-1].WhichOneof("event") == "finished"
+            assert list(answer)[-1].WhichOneof("event") == "finished"
         assert running.wait_for("exited").members["code"] == ExitCode.STOPPED
 
 

@@ -1,0 +1,270 @@
+"""A worker speaks OpenEngine by its rules, to any client."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+
+from openengine.v1 import error_pb2, generation_pb2, kv_pb2, lifecycle_pb2, lora_pb2, model_pb2, server_pb2
+from tests.tiny_models import make_tiny_model, make_tokenizer
+from tests.worker.clients import OpenEngine, generate_request, token_ids
+from tests.worker.running import MODEL_NAME, Running, worker
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+PROMPT = list(range(40, 60))
+LONG = 500
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("worker")
+    with worker(folder, make_tiny_model(folder / "model")) as started:
+        started.wait_for("ready")
+        yield started
+
+
+@pytest.fixture
+def client(running: Running) -> Iterator[OpenEngine]:
+    with OpenEngine(running.grpc) as connected:
+        yield connected
+    running.wait_clean()
+
+
+def refused(
+    client: OpenEngine, request: generation_pb2.GenerateRequest, **metadata: str
+) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as caught:
+        list(client.generate(request, [(key.replace("_", "-"), value) for key, value in metadata.items()]))
+    error = caught.value
+    assert isinstance(error, grpc.Call)
+    return error.code(), error.details() or ""
+
+
+def test_a_request_ends_with_one_finished_that_alone_carries_usage(client: OpenEngine) -> None:
+    responses = client.answer(generate_request(PROMPT, 4))
+
+    *tokens, last = responses
+    assert [response.WhichOneof("event") for response in responses] == ["token"] * 4 + ["finished"]
+    assert all(response.token.HasField("output_index") and not response.HasField("usage") for response in tokens)
+    assert last.finished.reason == generation_pb2.FINISH_REASON_LENGTH
+    assert last.finished.HasField("output_index")
+    assert (last.usage.prompt_tokens, last.usage.completion_tokens, last.usage.total_tokens) == (20, 4, 24)
+
+
+def test_text_in_and_out_is_the_tokenizers(client: OpenEngine) -> None:
+    tokenizer = make_tokenizer()
+    ids = tokenizer.encode("some text").ids
+
+    from_text = client.answer(generate_request("some text", 8))
+    from_ids = client.answer(generate_request(ids, 8))
+
+    assert token_ids(from_text) == token_ids(from_ids)
+    text = "".join(response.token.text for response in from_text)
+    whole: str = tokenizer.decode(token_ids(from_text))
+    assert whole.startswith(text)
+    assert text
+
+
+def test_a_stop_text_ends_the_answer_before_it_and_is_named(client: OpenEngine) -> None:
+    prompt = make_tokenizer().encode("tell me").ids
+    whole = "".join(response.token.text for response in client.answer(generate_request(prompt, 24)))
+    stop = whole[5:8]
+    conditions = [generation_pb2.StopCondition(stop_text=stop)]
+
+    stopping = generation_pb2.StoppingOptions(max_tokens=24, ignore_eos=True, conditions=conditions)
+    responses = client.answer(generate_request(prompt, stopping=stopping))
+
+    assert "".join(response.token.text for response in responses) == whole[: whole.index(stop)]
+    assert responses[-1].finished.stop_match.stop_text == stop
+
+
+def test_a_stop_token_ends_the_answer_and_is_named(client: OpenEngine) -> None:
+    ids = token_ids(client.answer(generate_request(PROMPT, 8)))
+    stop = ids[3]
+    conditions = [generation_pb2.StopCondition(stop_token_id=stop)]
+
+    stopping = generation_pb2.StoppingOptions(max_tokens=8, ignore_eos=True, conditions=conditions)
+    responses = client.answer(generate_request(PROMPT, stopping=stopping))
+
+    assert token_ids(responses) == list(itertools.takewhile(lambda token: token != stop, ids))
+    assert responses[-1].finished.reason == generation_pb2.FINISH_REASON_STOP
+    assert responses[-1].finished.stop_match.stop_token_id == stop
+
+
+def test_log_probabilities_come_with_the_best_candidates(client: OpenEngine) -> None:
+    response = generation_pb2.ResponseOptions(output_candidates=generation_pb2.CandidateTokenSelection(top_n=3))
+
+    token = client.answer(generate_request(PROMPT, 1, response=response))[0].token.tokens[0]
+
+    assert len(token.candidates) == 3
+    assert token.candidates[0].token_id == token.token_id
+    assert token.candidates[0].logprob == token.logprob
+    assert token.rank == 1
+
+
+def test_cached_prompt_tokens_are_whole_blocks_and_the_salt_separates_them(client: OpenEngine) -> None:
+    prompt = [7, 3, *PROMPT]
+    client.answer(generate_request(prompt, 1))
+
+    again = client.answer(generate_request(prompt, 1))[-1].usage.cached_prompt_tokens
+    salted = client.answer(generate_request(prompt, 1, kv=generation_pb2.KvOptions(cache_salt="x")))
+    bypassed = client.answer(generate_request(prompt, 1, kv=generation_pb2.KvOptions(bypass_prefix_cache=True)))
+
+    assert again == 20
+    assert salted[-1].usage.cached_prompt_tokens == 0
+    assert bypassed[-1].usage.cached_prompt_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "named"),
+    [
+        ({"model": "other"}, grpc.StatusCode.NOT_FOUND, "model"),
+        ({"request_id": ""}, grpc.StatusCode.INVALID_ARGUMENT, "request_id"),
+        ({"lora_name": "a"}, grpc.StatusCode.UNIMPLEMENTED, "lora_name"),
+        ({"media": [generation_pb2.MediaItem(url="http://x")]}, grpc.StatusCode.UNIMPLEMENTED, "media"),
+        ({"guided": generation_pb2.GuidedDecoding(regex="a")}, grpc.StatusCode.UNIMPLEMENTED, "guided"),
+        ({"extra": {"request_type": "both"}}, grpc.StatusCode.INVALID_ARGUMENT, "request_type"),
+        ({"extra": {"conversation_id": 3}}, grpc.StatusCode.INVALID_ARGUMENT, "conversation_id"),
+        ({"extra": {"request_type": "generation_only"}}, grpc.StatusCode.INVALID_ARGUMENT, "kv.session"),
+        ({"sampling": {"num_sequences": 2}}, grpc.StatusCode.UNIMPLEMENTED, "num_sequences"),
+        ({"sampling": {"top_p": 1.5}}, grpc.StatusCode.INVALID_ARGUMENT, "top_p"),
+        ({"sampling": {"temperature": float("nan")}}, grpc.StatusCode.INVALID_ARGUMENT, "temperature"),
+        ({"stopping": {"max_tokens": 0}}, grpc.StatusCode.INVALID_ARGUMENT, "max_tokens"),
+        ({"response": {"return_prompt_logprobs": True}}, grpc.StatusCode.UNIMPLEMENTED, "prompt_logprobs"),
+        ({"token_ids": {"ids": []}}, grpc.StatusCode.INVALID_ARGUMENT, "token_ids"),
+        ({"token_ids": {"ids": [1_000_000]}}, grpc.StatusCode.INVALID_ARGUMENT, "token_ids"),
+        ({"token_ids": {"ids": [1] * 3000}}, grpc.StatusCode.INVALID_ARGUMENT, "3000 tokens"),
+        ({"kv": {"session": {"session_id": "x"}}}, grpc.StatusCode.INVALID_ARGUMENT, "kv.session"),
+    ],
+)
+def test_what_cannot_be_served_is_a_status_that_names_the_field(
+    client: OpenEngine, fields: dict[str, Any], code: grpc.StatusCode, named: str
+) -> None:
+    found, message = refused(client, generate_request(PROMPT, **fields))
+
+    assert found == code
+    assert named in message
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"openengine_priority": "high"},
+        {"openengine_target_dp_rank": "-1"},
+        {"openengine_target_dp_rank": "1"},
+        {"openengine_routing_key": ""},
+        {"kinroute_lineage": "forged"},
+    ],
+)
+def test_metadata_that_is_malformed_or_unproven_is_refused(client: OpenEngine, metadata: dict[str, str]) -> None:
+    code, _ = refused(client, generate_request(PROMPT, extra={"conversation_id": "c"}), **metadata)
+
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_request_id_is_refused_only_while_it_is_active(client: OpenEngine) -> None:
+    first = client.generate(generate_request(PROMPT, LONG, request_id="same"))
+    next(first)
+
+    code, _ = refused(client, generate_request(PROMPT, 1, request_id="same"))
+    rest = list(first)
+
+    assert code == grpc.StatusCode.ALREADY_EXISTS
+    assert rest[-1].WhichOneof("event") == "finished"
+    assert client.answer(generate_request(PROMPT, 1, request_id="same"))[-1].WhichOneof("event") == "finished"
+
+
+def test_an_aborted_request_ends_with_one_error_and_ok(client: OpenEngine) -> None:
+    responses = client.generate(generate_request(PROMPT, LONG, request_id="mine"))
+    next(responses)
+
+    status = client.control.Abort(lifecycle_pb2.AbortRequest(request_id="mine")).status
+    *_, last = responses
+
+    assert status == lifecycle_pb2.ABORT_STATUS_ABORTED
+    assert last.error.code == error_pb2.ERROR_CODE_CANCELLED
+    late = client.control.Abort(lifecycle_pb2.AbortRequest(request_id="mine"))
+    assert late.status == lifecycle_pb2.ABORT_STATUS_ALREADY_FINISHED
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        (lifecycle_pb2.AbortRequest(), grpc.StatusCode.INVALID_ARGUMENT),
+        (lifecycle_pb2.AbortRequest(request_id="nobody"), grpc.StatusCode.NOT_FOUND),
+        (lifecycle_pb2.AbortRequest(kv_session=kv_pb2.KvSessionRef(session_id="0")), grpc.StatusCode.NOT_FOUND),
+    ],
+)
+def test_abort_needs_one_known_target(
+    client: OpenEngine, request_: lifecycle_pb2.AbortRequest, code: grpc.StatusCode
+) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        client.control.Abort(request_)
+
+    assert isinstance(caught.value, grpc.Call)
+    assert caught.value.code() == code
+
+
+def test_a_client_that_hangs_up_frees_its_request(client: OpenEngine, running: Running) -> None:
+    responses = client.generate(generate_request(PROMPT, LONG))
+    next(responses)
+
+    responses.cancel()  # type: ignore[attr-defined]
+
+    running.wait_clean()
+
+
+def test_health_is_ready_and_its_probe_samples_a_token(client: OpenEngine) -> None:
+    response = client.control.Health(lifecycle_pb2.HealthRequest(include_inference_probe=True, model=MODEL_NAME))
+
+    assert response.state == lifecycle_pb2.HEALTH_STATE_READY
+    names = {check.name: check.state for check in response.checks}
+    assert names["inference_probe"] == lifecycle_pb2.HEALTH_STATE_READY
+    assert {"grpc", "scheduler", "model", "kv_connector"} <= names.keys()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        lifecycle_pb2.HealthRequest(model="other"),
+        lifecycle_pb2.HealthRequest(role=server_pb2.ENGINE_ROLE_PREFILL),
+    ],
+)
+def test_health_is_not_ready_for_a_model_or_a_role_that_is_not_served(
+    client: OpenEngine, request_: lifecycle_pb2.HealthRequest
+) -> None:
+    assert client.control.Health(request_).state == lifecycle_pb2.HEALTH_STATE_NOT_READY
+
+
+def test_what_it_says_of_itself_is_what_it_serves(client: OpenEngine) -> None:
+    server = client.control.GetServerInfo(server_pb2.GetServerInfoRequest())
+    model = client.control.GetModelInfo(model_pb2.GetModelInfoRequest(model=MODEL_NAME))
+    load = client.control.GetLoad(server_pb2.GetLoadRequest(include_per_rank=True))
+
+    assert server.schema_revision == server.minimum_client_revision == 1
+    assert (server.engine_role, list(server.supported_models)) == (server_pb2.ENGINE_ROLE_AGGREGATED, [MODEL_NAME])
+    assert (server.capacity.kv_block_size, server.capacity.total_kv_blocks) == (4, 1024)
+    assert model.max_context_length == 2048
+    assert model.generation.max_num_sequences == 1
+    assert (load.running_requests, load.total_kv_blocks, len(load.ranks)) == (0, 1024, 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        ("LoadLora", lora_pb2.LoadLoraRequest()),
+        ("ListLoras", lora_pb2.ListLorasRequest()),
+        ("SubscribeKvEvents", kv_pb2.SubscribeKvEventsRequest()),
+        ("GetKvEventSources", kv_pb2.GetKvEventSourcesRequest()),
+    ],
+)
+def test_what_does_not_exist_here_is_unimplemented(client: OpenEngine, method: str, request_: Any) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        list(getattr(client.control, method)(request_))
+
+    assert isinstance(caught.value, grpc.Call)
+    assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
