@@ -118,10 +118,13 @@ class Usage:
 
 @dataclass(slots=True)
 class Receipt:
-    """The route of one turn, for the caller's logs, `kinroute demo` and the admin listener: who served it, and why."""
+    """The route of one turn, for the caller's logs, `kinroute demo` and the admin listener: who served it, and why.
+
+    `legs`: requests sent to workers for it; two where nothing failed and the KV moved.
+    """
 
     family: str = ""
     context_worker: str = ""
     generation_worker: str = ""
-    attempts: int = 0
+    legs: int = 0
     reasons: list[str] = field(default_factory=list)

@@ -1,0 +1,271 @@
+"""Runs turns: feeds each its events, performs the effects, and watches the deadlines.
+
+Everything happens on the event loop, synchronously; a turn has no task of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from edge.core.errors import EdgeError
+from edge.core.fleet import Fleet
+from edge.core.lifecycle import (
+    CallerGone,
+    CallerStopped,
+    CancelLeg,
+    DeadlinePassed,
+    Deadlines,
+    Effect,
+    Event,
+    KvArrived,
+    LegFailed,
+    LegFinished,
+    NotPlaced,
+    Place,
+    Placed,
+    Prefilled,
+    RequestLife,
+    Started,
+    State,
+    SubmitLeg,
+    TellFailed,
+    TellFinished,
+    TellStarted,
+    TellTokens,
+    Tokens,
+)
+from edge.core.routing import Placement, Router
+from edge.core.types import FinishReason, Receipt, TokenLogprob, Turn, Usage, WorkerId
+from edge.legs import Connection, LegOrder
+
+WATCH_EVERY_S = 0.25
+MAX_RECEIPTS = 1024
+
+
+class Sink(Protocol):
+    """Whoever asked for a turn. Called on the event loop; `finished` or `failed` comes once, last.
+
+    It may call `Running.stop` or `Running.cancel` from within; nothing is told after that.
+    """
+
+    def started(self, cached_tokens: int) -> None: ...
+    def tokens(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None: ...
+    def finished(self, reason: FinishReason, usage: Usage) -> None: ...
+    def failed(self, error: EdgeError) -> None: ...
+
+
+class Driver:
+    """`run` watches deadlines and keeps the connections; `start` begins a turn."""
+
+    def __init__(
+        self, fleet: Fleet, router: Router, connections: Iterable[Connection], deadlines: Deadlines | None = None
+    ) -> None:
+        self.fleet = fleet
+        self.router = router
+        self.connections: Mapping[WorkerId, Connection] = {one.worker_id: one for one in connections}
+        self.deadlines = deadlines or Deadlines()
+        self.running: set[Running] = set()
+        self.receipts: deque[tuple[str, Receipt]] = deque(maxlen=MAX_RECEIPTS)
+        """Turn id and receipt of the turns that ended last."""
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for connection in self.connections.values():
+                tasks.create_task(connection.run())
+            tasks.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(WATCH_EVERY_S)
+            for running in list(self.running):
+                running.watch(loop.time())
+
+    def start(self, turn: Turn, sink: Sink) -> Running:
+        """The answer comes to `sink`, the first of it not before this returns."""
+        running = Running(self, turn, sink)
+        self.running.add(running)
+        asyncio.get_running_loop().call_soon(running.begin)
+        return running
+
+    @property
+    def model_ready(self) -> bool:
+        return self.fleet.can_serve
+
+    @property
+    def max_context_length(self) -> int:
+        """Tokens of a prompt with its answer that every ready worker can hold; 0 while none is ready."""
+        return self.fleet.max_context_length
+
+
+class Running:
+    """One turn on its way."""
+
+    def __init__(self, driver: Driver, turn: Turn, sink: Sink) -> None:
+        self.receipt = Receipt(family=turn.lineage.family)
+        self._driver = driver
+        self._turn = turn
+        self._sink = sink
+        self._life = RequestLife(turn.prompt_tokens)
+        self._legs: dict[int, tuple[Connection, int, _Leg]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._since_s = self._loop.time()
+        self._state = State.PLACING
+        self._telling = True
+
+    def begin(self) -> None:
+        if not self._life.over:
+            self._perform(self._life.begin())
+
+    def cancel(self) -> None:
+        """Nobody listens any more: nothing is told from here on."""
+        self._telling = False
+        self.feed(CallerGone())
+
+    def stop(self, reason: FinishReason) -> None:
+        """The caller's side ended the answer. `finished` comes, within this call."""
+        self.feed(CallerStopped(reason))
+
+    def feed(self, event: Event) -> None:
+        self._perform(self._life.feed(event))
+
+    def watch(self, now_s: float) -> None:
+        limit_s = self._driver.deadlines.of(self._life.state)
+        if limit_s is not None and now_s - self._since_s > limit_s:
+            self.feed(DeadlinePassed(self._life.state))
+
+    def _perform(self, effects: Sequence[Effect]) -> None:
+        self._since_s = self._loop.time()
+        for effect in effects:
+            match effect:
+                case TellTokens():
+                    if self._telling:
+                        self._sink.tokens(effect.token_ids, effect.logprobs)
+                case TellStarted():
+                    if self._telling:
+                        self._sink.started(effect.cached_tokens)
+                case Place():
+                    self._place(effect)
+                case SubmitLeg():
+                    if not self._life.over:
+                        self._submit(effect)
+                case CancelLeg():
+                    self._cancel(effect.leg)
+                case TellFinished():
+                    self._finished(effect)
+                case TellFailed():
+                    self._telling, tell = False, self._telling
+                    if tell:
+                        self._sink.failed(effect.error)
+        if self._life.over:
+            self._over()
+
+    def _finished(self, effect: TellFinished) -> None:
+        self._telling, tell = False, self._telling
+        if self.receipt.generation_worker:
+            tokens = effect.usage.prompt_tokens + effect.usage.completion_tokens
+            self._driver.router.served(self._turn.lineage, WorkerId(self.receipt.generation_worker), tokens)
+        if tell:
+            self._sink.finished(effect.reason, effect.usage)
+
+    def _place(self, effect: Place) -> None:
+        router, lineage = self._driver.router, self._turn.lineage
+        try:
+            if effect.generation_only:
+                generation, why = router.generation_for(lineage.family, avoid=effect.avoid)
+                placement = Placement(None, generation, (why,))
+            else:
+                placement = router.place(lineage, self._turn.prompt_tokens, avoid=effect.avoid)
+                self.receipt.context_worker = placement.context or placement.generation
+        except EdgeError as error:
+            self.feed(NotPlaced(error))
+            return
+        self.receipt.generation_worker = placement.generation
+        self.receipt.reasons.extend(placement.reasons)
+        self.feed(Placed(placement.context, placement.generation))
+
+    def _submit(self, effect: SubmitLeg) -> None:
+        self.receipt.legs += 1
+        turn = self._turn
+        resumed = array("I", effect.resumed).tobytes()
+        order = LegOrder(
+            request_id=f"{turn.turn_id}-{effect.leg}",
+            turn_id=turn.turn_id,
+            phase=effect.phase,
+            model=turn.model,
+            token_ids=turn.token_ids + resumed if resumed else turn.token_ids,
+            sampling=turn.sampling,
+            stops=turn.stops,
+            lineage=turn.lineage,
+            tenant=turn.principal.tenant,
+            cache_salt=turn.cache_salt,
+            kv_session=effect.kv_session,
+            resumed_tokens=len(effect.resumed),
+            traceparent=turn.traceparent,
+            tracestate=turn.tracestate,
+        )
+        connection = self._driver.connections[effect.worker]
+        leg = _Leg(self, effect.leg, effect.worker)
+        self._driver.fleet.began(effect.worker)
+        self._legs[effect.leg] = (connection, connection.submit(order, leg), leg)
+
+    def _cancel(self, number: int) -> None:
+        entry = self._legs.pop(number, None)
+        if entry is not None:
+            connection, handle, leg = entry
+            connection.cancel(handle)
+            self.unload(leg)
+
+    def unload(self, leg: _Leg) -> None:
+        """The leg is no load on its worker any more."""
+        if leg.loads:
+            leg.loads = False
+            self._driver.fleet.ended(leg.worker)
+
+    def forget(self, leg: _Leg) -> None:
+        self._legs.pop(leg.number, None)
+        self.unload(leg)
+
+    def _over(self) -> None:
+        if self in self._driver.running:
+            self._driver.running.discard(self)
+            self._driver.receipts.append((self._turn.turn_id, self.receipt))
+            for leg in [leg for _, _, leg in self._legs.values()]:
+                self._cancel(leg.number)
+
+
+class _Leg:
+    """Turns what a connection tells into the life's events."""
+
+    __slots__ = ("_running", "loads", "number", "worker")
+
+    def __init__(self, running: Running, number: int, worker: WorkerId) -> None:
+        self._running = running
+        self.number = number
+        self.worker = worker
+        self.loads = True
+
+    def started(self, cached_tokens: int) -> None:
+        self._running.feed(Started(self.number, cached_tokens))
+
+    def token(self, token_id: int, logprob: TokenLogprob | None) -> None:
+        self._running.feed(Tokens(self.number, (token_id,), None if logprob is None else (logprob,)))
+
+    def prefilled(self, kv_session: bytes, token_id: int, logprob: TokenLogprob | None) -> None:
+        self._running.unload(self)
+        self._running.feed(Prefilled(self.number, kv_session, token_id, logprob))
+
+    def kv_arrived(self) -> None:
+        self._running.feed(KvArrived(self.number))
+
+    def finished(self, reason: FinishReason) -> None:
+        self._running.forget(self)
+        self._running.feed(LegFinished(self.number, reason))
+
+    def failed(self, error: EdgeError, *, retryable: bool) -> None:
+        self._running.forget(self)
+        self._running.feed(LegFailed(self.number, error, retryable))

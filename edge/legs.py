@@ -1,0 +1,65 @@
+"""A leg as both protocols see it: what is ordered of a worker, and how the edge hears of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from edge.core.errors import EdgeError
+from edge.core.lifecycle import Phase
+from edge.core.types import FinishReason, Lineage, SamplingOptions, StopOptions, TokenLogprob, TurnId, WorkerId
+
+REQUEST_TYPES = {
+    Phase.CONTEXT: "context_only",
+    Phase.GENERATION: "generation_only",
+    Phase.AGGREGATED: "context_and_generation",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LegOrder:
+    """One attempt. `token_ids`: packed little-endian uint32, the last `resumed_tokens` of them generated before.
+
+    `kv_session`: a serialized KvSessionRef, exactly as the context leg's worker gave it.
+    """
+
+    request_id: str
+    turn_id: TurnId
+    phase: Phase
+    model: str
+    token_ids: bytes
+    sampling: SamplingOptions
+    stops: StopOptions
+    lineage: Lineage
+    tenant: str
+    cache_salt: bytes
+    kv_session: bytes = b""
+    resumed_tokens: int = 0
+    traceparent: str = ""
+    tracestate: str = ""
+
+
+class LegListener(Protocol):
+    """Hears of one leg, on the event loop, until `finished` or `failed`, which come once."""
+
+    def started(self, cached_tokens: int) -> None: ...
+    def token(self, token_id: int, logprob: TokenLogprob | None) -> None: ...
+    def prefilled(self, kv_session: bytes, token_id: int, logprob: TokenLogprob | None) -> None: ...
+    def kv_arrived(self) -> None: ...
+    def finished(self, reason: FinishReason) -> None: ...
+    def failed(self, error: EdgeError, *, retryable: bool) -> None: ...
+
+
+class Connection(Protocol):
+    """One worker, over one protocol."""
+
+    worker_id: WorkerId
+
+    async def run(self) -> None:
+        """Stay connected, again and again, until cancelled."""
+
+    def submit(self, order: LegOrder, listener: LegListener) -> int:
+        """Send it; returns the handle to cancel it by. A worker that cannot be reached fails it soon after."""
+
+    def cancel(self, handle: int) -> None:
+        """End it, or the pin that it left; nothing more is heard of it. Unknown handles are ignored."""

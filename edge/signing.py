@@ -1,0 +1,63 @@
+"""Signs what a worker may believe of a leg."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+
+from edge.legs import REQUEST_TYPES, LegOrder
+from enginelink.envelope import (
+    LIFE_S,
+    PURPOSE_LINK,
+    PURPOSE_SUBMIT,
+    Claims,
+    Key,
+    Signer,
+    prompt_sha256,
+    signing_key,
+)
+
+
+class EnvelopeSigner:
+    """Signs with the newest of `keys` that may sign; without one, nothing is signed and no lineage is sent."""
+
+    def __init__(self, edge_id: str, keys: Sequence[Key], clock: Callable[[], float] = time.time) -> None:
+        self._edge_id = edge_id
+        self._keys = keys
+        self._clock = clock
+        self._signers = {key.key_id: Signer(key) for key in keys}
+
+    def link(self, instance_id: str) -> str:
+        now_s = int(self._clock())
+        return self._sign(
+            Claims(PURPOSE_LINK, self._edge_id, instance_id, now_s, now_s + LIFE_S, secrets.token_hex(8)), now_s
+        )
+
+    def leg(self, order: LegOrder, instance_id: str) -> str:
+        now_s = int(self._clock())
+        lineage = order.lineage
+        claims = Claims(
+            purpose=PURPOSE_SUBMIT,
+            iss=self._edge_id,
+            aud=instance_id,
+            issued_s=now_s,
+            expires_s=now_s + LIFE_S,
+            jti=secrets.token_hex(8),
+            request_id=order.request_id,
+            request_type=REQUEST_TYPES[order.phase],
+            model=order.model,
+            turn=order.turn_id,
+            tenant=order.tenant,
+            family=lineage.family,
+            conversation=lineage.conversation,
+            parent=lineage.parent or "",
+            depth=lineage.depth,
+            final=lineage.final,
+            prompt_sha256=prompt_sha256(order.token_ids),
+        )
+        return self._sign(claims, now_s)
+
+    def _sign(self, claims: Claims, now_s: float) -> str:
+        key = signing_key(self._keys, now_s)
+        return "" if key is None else self._signers[key.key_id].sign(claims)

@@ -1,0 +1,199 @@
+"""The edge's side of EngineLink: one long-lived stream to one worker."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from array import array
+from typing import Any
+
+import grpc
+import structlog
+
+from edge.core.errors import Code, EdgeError
+from edge.core.fleet import Fleet
+from edge.core.lifecycle import Phase
+from edge.core.types import WorkerId
+from edge.legs import LegListener, LegOrder
+from edge.signing import EnvelopeSigner
+from edge.wire import error_from, logprob_from, reason_from, response_message, sampling_message, stopping_message
+from enginelink.v1 import link_pb2, link_pb2_grpc
+from openengine.v1 import server_pb2, service_pb2_grpc
+
+REVISION = 1
+MAX_MESSAGE_BYTES = 64 << 20
+CHANNEL_OPTIONS = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.enable_retries", 0),
+    # Edges and workers of one process tree would otherwise share a connection, and die together.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+CONNECT_DEADLINE_S = 10.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+PHASES = {
+    Phase.CONTEXT: link_pb2.PHASE_CONTEXT,
+    Phase.GENERATION: link_pb2.PHASE_GENERATION,
+    Phase.AGGREGATED: link_pb2.PHASE_AGGREGATED,
+}
+log = structlog.get_logger()
+
+
+class WorkerLink:
+    """Sends what one turn of the event loop orders as one message; hears one message per engine step.
+
+    A link that is lost fails its legs at once, and is opened again until `run` is cancelled.
+    """
+
+    def __init__(self, worker_id: WorkerId, edge_id: str, fleet: Fleet, signer: EnvelopeSigner) -> None:
+        self.worker_id = worker_id
+        self._edge_id = edge_id
+        self._fleet = fleet
+        self._signer = signer
+        self._handles = itertools.count(1)
+        self._listeners: dict[int, LegListener] = {}
+        self._outgoing = link_pb2.EdgeMessage()
+        self._has_outgoing = asyncio.Event()
+        self._instance_id = ""
+        self._up = False
+
+    async def run(self) -> None:
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                async with grpc.aio.insecure_channel(self.worker_id, options=CHANNEL_OPTIONS) as channel:
+                    await self._serve(channel)
+                why = "the worker closed the link"
+            except grpc.aio.AioRpcError as error:
+                why = error.details() or error.code().name
+            except TimeoutError:
+                why = "no answer"
+            if self._up:
+                pause_s = FIRST_PAUSE_S
+                log.warning("a link is lost", worker=self.worker_id, why=why)
+            self._lose(why)
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    async def _serve(self, channel: grpc.aio.Channel) -> None:
+        """One link, from hello to its end."""
+        async with asyncio.timeout(CONNECT_DEADLINE_S):
+            control = service_pb2_grpc.ControlStub(channel)
+            info: server_pb2.ServerInfo = await control.GetServerInfo(server_pb2.GetServerInfoRequest())
+            stream = link_pb2_grpc.EngineLinkStub(channel).Connect()
+            hello = link_pb2.Hello(
+                revision=REVISION, edge_id=self._edge_id, envelope=self._signer.link(info.instance_id)
+            )
+            await stream.write(link_pb2.EdgeMessage(hello=hello))
+        first: Any = await stream.read()
+        if not isinstance(first, link_pb2.WorkerMessage) or not first.HasField("welcome"):
+            raise TimeoutError
+        self._welcome(first.welcome)
+        writer = asyncio.create_task(self._write(stream))
+        try:
+            while isinstance(message := await stream.read(), link_pb2.WorkerMessage):
+                self._step(message.step)
+        finally:
+            writer.cancel()
+            # A stream that broke fails the writer too; the reader has told it already.
+            await asyncio.gather(writer, return_exceptions=True)
+
+    def _welcome(self, welcome: link_pb2.Welcome) -> None:
+        self._instance_id = welcome.server.instance_id
+        self._outgoing, self._up = link_pb2.EdgeMessage(), True
+        self._fleet.joined(self.worker_id, self._instance_id, welcome.model.max_context_length)
+        self._report(welcome.load)
+        log.info("a worker is linked", worker=self.worker_id, instance=self._instance_id)
+
+    async def _write(self, stream: Any) -> None:
+        while True:
+            await self._has_outgoing.wait()
+            self._has_outgoing.clear()
+            message, self._outgoing = self._outgoing, link_pb2.EdgeMessage()
+            await stream.write(message)
+
+    def submit(self, order: LegOrder, listener: LegListener) -> int:
+        handle = next(self._handles)
+        self._listeners[handle] = listener
+        if not self._up:
+            asyncio.get_running_loop().call_soon(self._fail, handle, "the worker is not linked")
+            return handle
+        self._outgoing.submits.append(
+            link_pb2.Submit(
+                handle=handle,
+                request_id=order.request_id,
+                model=order.model,
+                phase=PHASES[order.phase],
+                token_ids=order.token_ids,
+                sampling=sampling_message(order.sampling),
+                stopping=stopping_message(order.stops),
+                response=response_message(order.sampling),
+                kv_session=order.kv_session,
+                cache_salt=order.cache_salt,
+                conversation_id=order.lineage.conversation,
+                lineage=self._signer.leg(order, self._instance_id) if order.phase is not Phase.GENERATION else "",
+                traceparent=order.traceparent,
+                tracestate=order.tracestate,
+                resumed_tokens=order.resumed_tokens,
+            )
+        )
+        self._has_outgoing.set()
+        return handle
+
+    def cancel(self, handle: int) -> None:
+        if self._listeners.pop(handle, None) is not None and self._up:
+            self._outgoing.cancels.append(link_pb2.Cancel(handle=handle))
+            self._has_outgoing.set()
+
+    def _step(self, step: link_pb2.Step) -> None:
+        listeners = self._listeners
+        if step.handles:
+            for handle, token_id in zip(array("I", step.handles), array("I", step.token_ids), strict=True):
+                listener = listeners.get(handle)
+                if listener is not None:
+                    listener.token(token_id, None)
+        for event in step.events:
+            listener = listeners.get(event.handle)
+            if listener is not None:
+                self._event(event, listener)
+        if step.HasField("load"):
+            self._report(step.load)
+
+    def _event(self, event: link_pb2.Event, listener: LegListener) -> None:
+        match event.WhichOneof("event"):
+            case "started":
+                listener.started(event.started.cached_prompt_tokens)
+            case "token":
+                listener.token(event.token.token_id, logprob_from(event.token))
+            case "prefill_ready":
+                ready = event.prefill_ready
+                listener.prefilled(ready.kv_session, ready.first_token.token_id, logprob_from(ready.first_token))
+            case "kv_arrived":
+                listener.kv_arrived()
+            case "finished":
+                del self._listeners[event.handle]
+                listener.finished(reason_from(event.finished.reason))
+            case "error":
+                del self._listeners[event.handle]
+                listener.failed(error_from(event.error), retryable=event.error.retryable)
+
+    def _report(self, load: link_pb2.Load) -> None:
+        self._fleet.reported(self.worker_id, load.running_requests + load.queued_requests, draining=load.draining)
+
+    def _lose(self, why: str) -> None:
+        self._up = False
+        self._fleet.lost(self.worker_id)
+        for handle in list(self._listeners):
+            self._fail(handle, why)
+
+    def _fail(self, handle: int, why: str) -> None:
+        listener = self._listeners.pop(handle, None)
+        if listener is not None:
+            log.info("a leg is lost", worker=self.worker_id, why=why)
+            error = EdgeError(Code.WORKER_FAILED, "A worker was lost.", retryable=True, retry_after_s=1.0)
+            listener.failed(error, retryable=True)
