@@ -173,6 +173,7 @@ class Running:
             self._sink.finished(effect.reason, effect.usage)
 
     def _place(self, effect: Place) -> None:
+        self.receipt.attempts += 1
         router, lineage = self._driver.router, self._turn.lineage
         try:
             if effect.generation_only:
@@ -189,7 +190,6 @@ class Running:
         self.feed(Placed(placement.context, placement.generation))
 
     def _submit(self, effect: SubmitLeg) -> None:
-        self.receipt.legs += 1
         turn = self._turn
         resumed = array("I", effect.resumed).tobytes()
         order = LegOrder(

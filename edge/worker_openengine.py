@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from dataclasses import replace
 
 import grpc
 import structlog
@@ -142,8 +143,8 @@ class OpenEngineWorker:
                 session = response.prefill_ready.kv_session
                 self._sessions[handle] = session.SerializeToString()
                 listener.started(response.usage.cached_prompt_tokens)
-                first = int(session.attributes_struct["first_gen_tokens"][0])
-                listener.prefilled(self._sessions[handle], first, None)
+                first = session.attributes_struct.fields["first_gen_tokens"].list_value.values[0]
+                listener.prefilled(self._sessions[handle], int(first.number_value), None)
             case "finished":
                 listener.finished(reason_from(response.finished.reason))
             case "error":
@@ -154,12 +155,18 @@ def _request(order: LegOrder) -> generation_pb2.GenerateRequest:
     extra = struct_pb2.Struct()
     extra.update({"request_type": REQUEST_TYPES[order.phase], "conversation_id": order.lineage.conversation})
     session = kv_pb2.KvSessionRef.FromString(order.kv_session) if order.kv_session else None
+    # OpenEngine counts from this leg's own first token.
+    stops = replace(
+        order.stops,
+        max_tokens=order.stops.max_tokens - order.resumed_tokens,
+        min_tokens=max(0, order.stops.min_tokens - order.resumed_tokens),
+    )
     return generation_pb2.GenerateRequest(
         request_id=order.request_id,
         model=order.model,
         token_ids=generation_pb2.TokenIds(ids=memoryview(order.token_ids).cast("I")),
         sampling=sampling_message(order.sampling),
-        stopping=stopping_message(order.stops),
+        stopping=stopping_message(stops),
         response=response_message(order.sampling),
         kv=generation_pb2.KvOptions(session=session, cache_salt=order.cache_salt.hex()),
         extra=extra,

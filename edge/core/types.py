@@ -120,11 +120,11 @@ class Usage:
 class Receipt:
     """The route of one turn, for the caller's logs, `kinroute demo` and the admin listener: who served it, and why.
 
-    `legs`: requests sent to workers for it; two where nothing failed and the KV moved.
+    `attempts`: how often it was placed; 1 where nothing failed.
     """
 
     family: str = ""
     context_worker: str = ""
     generation_worker: str = ""
-    legs: int = 0
+    attempts: int = 0
     reasons: list[str] = field(default_factory=list)
