@@ -10,7 +10,7 @@ import structlog
 import torch
 
 from worker.control import Facts, Pulled, Setup
-from worker.core.cache import CacheConfig
+from worker.core.cache import CacheConfig, ReusePolicy
 from worker.core.handoff import KvShape
 from worker.core.replica import Replica
 from worker.engine import Engine
@@ -70,22 +70,26 @@ class Loaded:
     def facts(self) -> Facts:
         return Facts(affordable_pages(self.settings.kv_cache_config, self.layout, self.device))
 
-    def open(self, setup: Setup, on_pulled: Callable[[Pulled], None]) -> Assembly:
-        """Pages, transfer and a first forward. Every rank must call it with the same `setup`."""
+    def open(
+        self,
+        setup: Setup,
+        on_pulled: Callable[[Pulled], None],
+        on_released: Callable[[str], None] | None = None,
+    ) -> Assembly:
+        """Pages, transfer and a first forward. Every rank must call it with the same `setup`.
+
+        `on_released`: on rank 0, hears of each session that its puller needs no more.
+        """
         pool = DevicePool(self.layout, setup.num_pages, self.device)
         runner = ModelRunner(self.model, self.communicator, pool)
         warm_up(runner, pool)
         transfer = self.settings.kv_transfer
         server = TransferServer(pool, self.layout, transfer.listen_host)
+        if on_released is not None:
+            server.on_release(on_released)
         server.start()
         engine = Engine(
-            replica=Replica(
-                CacheConfig(
-                    num_pages=setup.num_pages,
-                    tokens_per_block=self.layout.tokens_per_block,
-                    enable_block_reuse=self.settings.kv_cache_config.enable_block_reuse,
-                )
-            ),
+            replica=Replica(self._cache_config(setup)),
             runner=runner,
             server=server,
             client=TransferClient(pool, self.layout, transfer.allowed_networks, transfer.timeout_s),
@@ -93,6 +97,17 @@ class Loaded:
             on_pulled=on_pulled,
         )
         return Assembly(engine, pool, self.communicator, self.model.facts)
+
+    def _cache_config(self, setup: Setup) -> CacheConfig:
+        config = self.settings.kv_cache_config
+        return CacheConfig(
+            num_pages=setup.num_pages,
+            tokens_per_block=config.tokens_per_block,
+            enable_block_reuse=config.enable_block_reuse,
+            enable_partial_reuse=config.enable_partial_reuse,
+            policy=ReusePolicy(config.block_reuse_config.policy),
+            max_tracked_conversations=config.max_tracked_conversations,
+        )
 
 
 @dataclass(slots=True)

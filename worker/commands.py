@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from worker.core.conversations import News, StopReason
 from worker.core.outputs import Output
 from worker.core.types import Request, RequestKey
 from worker.refusal import Refused
@@ -36,6 +37,16 @@ class Released:
     """The generation worker has the pages of this context leg."""
 
     key: RequestKey
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What an edge told of a conversation. `final`: its last request was its last one."""
+
+    conversation: str
+    news: News
+    reason: StopReason = StopReason.UNKNOWN
+    final: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,5 +83,5 @@ class Rejected:
     refused: Refused
 
 
-Command: TypeAlias = Submit | Cancel | Pulled | Released | Check | ClearCache | Stop
+Command: TypeAlias = Submit | Cancel | Pulled | Released | Heard | Check | ClearCache | Stop
 Told: TypeAlias = Output | PinEnded | Rejected

@@ -10,7 +10,20 @@ import time
 from typing import Protocol
 
 from worker.checks import Checks
-from worker.commands import Cancel, Check, ClearCache, Command, PinEnded, Pulled, Rejected, Released, Stop, Submit, Told
+from worker.commands import (
+    Cancel,
+    Check,
+    ClearCache,
+    Command,
+    Heard,
+    PinEnded,
+    Pulled,
+    Rejected,
+    Released,
+    Stop,
+    Submit,
+    Told,
+)
 from worker.core import plan as plans
 from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, LoadSnapshot
 from worker.core.plan import Plan
@@ -135,6 +148,8 @@ class Driver:
                 self._scheduler.pull_failed(command.key, command.why or "")
             case Released():
                 self._scheduler.released(command.key)
+            case Heard():
+                self._scheduler.heard(command.conversation, command.news, command.reason, final=command.final)
             case Check():
                 self._checks.begin(command.answer)
                 self._followers.ask_check()

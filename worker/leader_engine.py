@@ -70,6 +70,7 @@ class LeaderEngine(threading.Thread):
         self._pulls = PullBoard(place.world_size)
         self._pulls_lock = threading.Lock()
         self._driver: Driver | None = None
+        self._handoffs: Handoffs | None = None
 
     def run(self) -> None:
         try:
@@ -91,7 +92,7 @@ class LeaderEngine(threading.Thread):
         setup = Setup(min([loaded.facts.max_pages, *(_facts(rank, channels[rank]).max_pages for rank in channels)]))
         for channel in channels.values():
             channel.send(Kind.SETUP, msgspec.msgpack.encode(setup))
-        assembly = loaded.open(setup, lambda pulled: self.pulled(0, pulled))
+        assembly = loaded.open(setup, lambda pulled: self.pulled(0, pulled), self._released)
         endpoints = [assembly.engine.server.address]
         endpoints += [_expect(rank, channels[rank], Kind.READY).decode() for rank in channels]
         shared_file(place, nonce).unlink(missing_ok=True)
@@ -117,14 +118,13 @@ class LeaderEngine(threading.Thread):
             self._checks,
             self._metrics,
         )
-        handoffs = Handoffs(
+        self._handoffs = handoffs = Handoffs(
             engine.sessions,
             shape=assembly.shape,
             sources=_sources(assembly, endpoints),
             host_key=engine.server.host_key,
             instance_id=self._instance_id,
         )
-        engine.server.on_release(lambda session_id: self._released(handoffs, session_id))
         leader.start()
         self._on_opened(self._opened(assembly, setup, handoffs))
         try:
@@ -161,8 +161,8 @@ class LeaderEngine(threading.Thread):
             return f"rank 0 has been in one step for more than {limit_s:.0f} s"
         return None
 
-    def _released(self, handoffs: Handoffs, session_id: str) -> None:
-        key = handoffs.key_of(session_id)
+    def _released(self, session_id: str) -> None:
+        key = self._handoffs.key_of(session_id) if self._handoffs is not None else None
         if key is not None:
             self._inbox.put(Released(key))
 

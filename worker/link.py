@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from typing import Protocol
 
 import grpc
@@ -12,7 +12,8 @@ import structlog
 
 from enginelink.v1 import link_pb2, link_pb2_grpc
 from worker.answers import REASONS, error_of, stop_match_of, token_info, usage_of
-from worker.commands import PinEnded, Rejected, Told
+from worker.commands import Heard, PinEnded, Rejected, Told
+from worker.core.conversations import News, StopReason
 from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, Started, TokenOut
 from worker.intake import Intake
 from worker.lineage import Envelopes
@@ -20,6 +21,7 @@ from worker.refusal import Refused, overloaded
 from worker.requests import Active, Requests
 
 REVISION = 1
+MAX_CONVERSATIONS = 65_536
 MAX_WAITING_STEPS = 2048
 EDGE_ID_BYTES = 128
 
@@ -89,6 +91,7 @@ class Link:
         self._worker = worker
         self._requests = worker.requests
         self._by_handle: dict[int, Active] = {}
+        self._conversations: OrderedDict[str, None] = OrderedDict()
         self._happened: list[tuple[Active, Told]] = []
         self._waiting: deque[link_pb2.WorkerMessage] = deque()
         self._wake = asyncio.Event()
@@ -107,6 +110,8 @@ class Link:
                 active = self._by_handle.pop(cancel.handle, None)
                 if active is not None:
                     self._requests.cancel(active)
+            for update in message.updates:
+                self._hear(update)
 
     async def write_to(self, stream: Stream) -> None:
         while True:
@@ -178,6 +183,25 @@ class Link:
             self._send(link_pb2.Step(number=self._worker.step_number(), events=[event], load=self._worker.link_load()))
             return
         self._by_handle[submit.handle] = self._requests.accept(request, submit.request_id, self, submit.handle)
+        if request.conversation:
+            self._conversations[request.conversation] = None
+            self._conversations.move_to_end(request.conversation)
+            if len(self._conversations) > MAX_CONVERSATIONS:
+                self._conversations.popitem(last=False)
+
+    def _hear(self, update: link_pb2.ConversationUpdate) -> None:
+        """An edge is believed of the conversations that it submitted on this very link."""
+        conversation = update.conversation_id
+        if conversation not in self._conversations:
+            return
+        match update.WhichOneof("update"):
+            case "generating":
+                self._requests.hear(Heard(conversation, News.GENERATING))
+            case "ended":
+                reason = StopReason(update.ended.reason)
+                self._requests.hear(Heard(conversation, News.ENDED, reason, update.ended.final))
+            case "closed":
+                self._requests.hear(Heard(conversation, News.CLOSED, final=True))
 
     def _send(self, step: link_pb2.Step) -> None:
         if len(self._waiting) >= MAX_WAITING_STEPS:

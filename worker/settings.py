@@ -56,7 +56,10 @@ class Listen(_Section):
 
 
 class BlockReuseConfig(_Section):
-    policy: Literal["lru"] = "lru"
+    """`policy`: what may be used again. `all_reusable`: prompts and replies; `per_request`: prompts alone;
+    `per_conversation`: both, with an owner for each block and a register of conversations."""
+
+    policy: Literal["all_reusable", "per_request", "per_conversation"] = "all_reusable"
 
 
 class KvCacheConfig(_Section):
@@ -64,9 +67,11 @@ class KvCacheConfig(_Section):
     and a CPU at most 2 GiB and a tenth of the free memory."""
 
     enable_block_reuse: bool = True
+    enable_partial_reuse: bool = True
     tokens_per_block: Annotated[int, Field(ge=1, le=1024)] = 32
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     free_gpu_memory_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.9
+    max_tracked_conversations: Annotated[int, Field(ge=1)] = 65_536
     block_reuse_config: BlockReuseConfig = BlockReuseConfig()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+import pytest
 from google.protobuf import struct_pb2
 
 from enginelink.v1 import link_pb2, link_pb2_grpc
@@ -95,7 +96,7 @@ class Edge:
 
     def submit(self, prompt: Sequence[int], phase: link_pb2.Phase, max_tokens: int = 4, **fields: Any) -> int:
         handle = next(self._handles)
-        given = {
+        given: dict[str, Any] = {
             "handle": handle,
             "request_id": f"link-{next(_request_ids)}",
             "model": MODEL_NAME,
@@ -135,6 +136,12 @@ def kinds(events: Sequence[link_pb2.Event]) -> list[str]:
 
 def link_tokens(events: Sequence[link_pb2.Event]) -> list[int]:
     return [event.token.token_id for event in events if event.WhichOneof("event") == "token"]
+
+
+def status_of(caught: pytest.ExceptionInfo[grpc.RpcError]) -> tuple[grpc.StatusCode, str]:
+    """The status and message of a failed call."""
+    call: Any = caught.value
+    return call.code(), call.details()
 
 
 def until(condition: Any, deadline_s: float = 10.0) -> None:
