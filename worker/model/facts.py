@@ -9,7 +9,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from worker.model.sharding import Shard
+from worker.model.sharding import Shard, kv_heads_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +28,10 @@ class ModelFacts:
 
 
 def facts_of(folder: Path, config: PreTrainedConfig, shard: Shard, dtype: str) -> ModelFacts:
-    heads = config.num_attention_heads
     return ModelFacts(
         architecture=config.model_type,
         num_layers=config.num_hidden_layers,
-        num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        num_kv_heads=kv_heads_of(config),
         kv_heads=shard.kv_heads,
         head_dim=shard.head_dim,
         vocab_size=config.vocab_size,

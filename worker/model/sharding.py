@@ -26,7 +26,7 @@ class UnsupportedModel(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One rank's part of a model: half-open ranges, and `config`, a configuration of just that part."""
+    """One rank's part of a model: half-open ranges, a `config` of just that part, and the `whole` model's."""
 
     kv_heads: Span
     query_heads: Span
@@ -34,30 +34,38 @@ class Shard:
     vocabulary: Span
     head_dim: int
     config: PreTrainedConfig
+    whole: PreTrainedConfig
 
     def part(self, name: str, style: str, shape: tuple[int, ...]) -> tuple[slice, ...]:
-        """Where this rank's part lies in the base model's weight `name` of whole `shape`; `style` is its layer's."""
-        whole = tuple(slice(None) for _ in shape)
-        if style == WHOLE:
-            return whole
-        span = slice(*self._span(name, style))
-        if style == COLUMN:
-            return (span, *whole[1:])
-        return (whole[0], span) if len(shape) == 2 else whole  # a bias, added after the sum
+        """Where this rank's part lies in the base model's weight `name` of whole `shape`; `style` is its layer's.
 
-    def _span(self, name: str, style: str) -> Span:
+        Raises UnsupportedModel where `shape` is not what the configuration says.
+        """
+        everything = tuple(slice(None) for _ in shape)
+        if style == WHOLE or (style == ROW and len(shape) == 1):  # that one is a bias, added after the sum
+            return everything
+        (start, stop), total = self._span(name)
+        divided = 0 if style == COLUMN else 1
+        if shape[divided] != total:
+            raise UnsupportedModel(f"{self.whole.model_type}: {name} is {shape}, without an edge of {total}")
+        return (*everything[:divided], slice(start, stop), *everything[divided + 1 :])
+
+    def _span(self, name: str) -> tuple[Span, int]:
+        """This rank's range of the divided edge, and that edge's whole length."""
         owner, layer = name.rsplit(".", 3)[-3:-1]
         if "attn" not in owner and "attention" not in owner:
-            return self.features
-        first, last = self.kv_heads if layer in ("k_proj", "v_proj") else self.query_heads
-        return first * self.head_dim, last * self.head_dim
+            return self.features, self.whole.intermediate_size
+        if layer in ("k_proj", "v_proj"):
+            heads, total = self.kv_heads, kv_heads_of(self.whole)
+        else:
+            heads, total = self.query_heads, self.whole.num_attention_heads
+        return (heads[0] * self.head_dim, heads[1] * self.head_dim), total * self.head_dim
 
 
 def shard_of(config: PreTrainedConfig, rank: int, world_size: int) -> Shard:
     """Raises UnsupportedModel where `config` has no plan that we can follow."""
     _check_plan(config)
-    heads = config.num_attention_heads
-    groups = getattr(config, "num_key_value_heads", None) or heads
+    heads, groups = config.num_attention_heads, kv_heads_of(config)
     try:
         kv_heads = kv_head_ranges(groups, world_size)[rank]
     except ValueError as error:
@@ -71,7 +79,13 @@ def shard_of(config: PreTrainedConfig, rank: int, world_size: int) -> Shard:
     own.num_attention_heads = query_heads[1] - query_heads[0]
     own.intermediate_size = features[1] - features[0]
     vocabulary = split_evenly(config.vocab_size, world_size)[rank]
-    return Shard(kv_heads, query_heads, features, vocabulary, head_dim, own)
+    return Shard(kv_heads, query_heads, features, vocabulary, head_dim, own, config)
+
+
+def kv_heads_of(config: PreTrainedConfig) -> int:
+    """Where a configuration does not say, each query head has its own."""
+    count: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return count
 
 
 def _check_plan(config: PreTrainedConfig) -> None:
