@@ -1,0 +1,288 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from worker.core.arrays import Int32s
+from worker.core.runs import Hold, Match
+from worker.core.tree import RunTree
+
+BLOCK = 2
+SCOPE = b"tenant"
+
+
+def ids(*tokens: int) -> Int32s:
+    return np.array(tokens, np.int32)
+
+
+class Tree:
+    """A run tree that numbers its own pages from 0."""
+
+    def __init__(self) -> None:
+        self.tree = RunTree(BLOCK)
+        self.pages = 0
+
+    def hold(self, *tokens: int, scope: bytes = SCOPE) -> Hold:
+        """What is committed of `tokens`."""
+        return self.tree.hold(scope, self.tree.match(scope, ids(*tokens), len(tokens) // BLOCK))
+
+    def commit(self, *tokens: int, owner: str = "", scope: bytes = SCOPE) -> Hold:
+        """All of `tokens` behind what is committed of them, held."""
+        hold = self.hold(*tokens, scope=scope)
+        rest = ids(*tokens)[len(self.tree.path_pages(hold)) * BLOCK :]
+        count = len(rest) // BLOCK
+        self.extend(hold, *rest[: count * BLOCK].tolist(), owner=owner)
+        return hold
+
+    def extend(self, hold: Hold, *tokens: int, owner: str = "") -> tuple[list[int], list[int]]:
+        count = len(tokens) // BLOCK
+        pages = np.arange(self.pages, self.pages + count, dtype=np.int32)
+        self.pages += count
+        if not count:
+            return [], []
+        kept, free = self.tree.commit(hold, ids(*tokens), pages, owner)
+        self.tree.check()
+        return kept.tolist(), free.tolist()
+
+    def let_go(self, *holds: Hold) -> None:
+        for hold in holds:
+            self.tree.release(hold)
+        self.tree.check()
+
+    def evict(self, count: int) -> list[int]:
+        pages = self.tree.evict(count).tolist()
+        self.tree.check()
+        return pages
+
+    def cached(self, *tokens: int, scope: bytes = SCOPE) -> int:
+        """Blocks of `tokens` that are committed."""
+        return self.tree.match(scope, ids(*tokens), len(tokens) // BLOCK).blocks
+
+    @property
+    def num_runs(self) -> int:
+        return sum(run.parent is not None for run in self.tree.runs())
+
+
+def test_a_prompt_matches_by_whole_blocks() -> None:
+    tree = Tree()
+    tree.commit(1, 2, 3, 4, 5, 6)
+
+    assert tree.cached(1, 2, 3, 4, 5, 6, 7, 8) == 3
+    assert tree.cached(1, 2, 3, 4, 5, 9) == 2
+    assert tree.cached(1, 9, 3, 4) == 0
+
+
+def test_a_conversation_that_goes_on_lengthens_its_run_in_place() -> None:
+    tree = Tree()
+    hold = tree.commit(1, 2, 3, 4)
+    tree.extend(hold, 5, 6)
+    tree.let_go(hold)
+    tree.commit(1, 2, 3, 4, 5, 6, 7, 8)
+
+    assert tree.num_runs == 1
+    assert tree.cached(1, 2, 3, 4, 5, 6, 7, 8) == 4
+
+
+def test_a_fork_splits_a_run_at_a_block_boundary_and_both_ends_stay() -> None:
+    tree = Tree()
+    tree.commit(1, 2, 3, 4, 5, 6)
+    tree.commit(1, 2, 3, 4, 7, 8)
+
+    assert tree.num_runs == 3
+    assert tree.cached(1, 2, 3, 4, 5, 6) == tree.cached(1, 2, 3, 4, 7, 8) == 3
+
+
+def test_scopes_share_nothing() -> None:
+    tree = Tree()
+    tree.commit(1, 2, 3, 4)
+
+    assert tree.cached(1, 2, 3, 4, scope=b"other") == 0
+
+
+def test_a_scope_without_blocks_and_holds_is_forgotten() -> None:
+    tree = Tree()
+    hold = tree.hold(1, 2, scope=b"passing")
+    assert len(list(tree.tree.runs())) == 1
+
+    tree.let_go(hold)
+
+    assert not list(tree.tree.runs())
+
+
+def test_blocks_that_somebody_committed_first_are_kept_and_ours_are_free() -> None:
+    tree = Tree()
+    mine, theirs = tree.hold(1, 2), tree.hold(1, 2)
+    tree.extend(theirs, 1, 2, 3, 4, owner="them")
+
+    kept, free = tree.extend(mine, 1, 2, 3, 4, 5, 6, owner="me")
+
+    assert (kept, free) == ([0, 1, 4], [2, 3])
+    assert tree.tree.owned_blocks("them") == 2
+    assert tree.tree.owned_blocks("me") == 1
+
+
+def test_the_path_that_was_let_go_first_leaves_first_and_the_other_survives() -> None:
+    tree = Tree()
+    first, second = tree.commit(1, 1, 2, 2), tree.commit(3, 3, 4, 4)
+    tree.let_go(second, first)
+
+    assert tree.evict(2) == [3, 2]
+
+    assert tree.cached(3, 3) == 0
+    assert tree.cached(1, 1, 2, 2) == 2
+
+
+def test_a_path_that_is_used_again_moves_behind_one_that_is_not() -> None:
+    tree = Tree()
+    first, second = tree.commit(1, 1), tree.commit(2, 2)
+    tree.let_go(first, second)
+    tree.let_go(tree.hold(1, 1))
+
+    assert tree.evict(1) == [1]
+    assert tree.cached(1, 1) == 1
+
+
+def test_a_run_that_is_uncovered_leaves_by_its_own_stamp_not_as_the_most_recent() -> None:
+    tree = Tree()
+    trunk = tree.commit(1, 1)
+    branch, fork = tree.commit(1, 1, 2, 2), tree.commit(1, 1, 3, 3)
+    other = tree.commit(7, 7)
+    tree.let_go(trunk, branch, fork, other)
+
+    assert tree.evict(3) == [1, 2, 0]
+    assert tree.cached(7, 7) == 1
+
+
+def test_a_longer_sibling_that_leaves_does_not_take_a_shorter_one_along() -> None:
+    tree = Tree()
+    shorter, longer = tree.commit(1, 2, 3, 4), tree.commit(1, 2, 3, 4, 5, 6, 7, 8)
+    tree.let_go(longer)
+
+    assert tree.evict(10) == [3, 2]
+
+    assert tree.cached(1, 2, 3, 4) == 2
+    assert tree.tree.path_pages(shorter).tolist() == [0, 1]
+
+
+def test_what_a_live_request_holds_is_never_evicted_through_splits_below_it() -> None:
+    tree = Tree()
+    live = tree.commit(1, 2, 3, 4, 5, 6)
+    tree.let_go(tree.commit(1, 2, 9, 9))
+    tree.let_go(tree.commit(1, 2, 3, 4, 8, 8))
+
+    assert sorted(tree.evict(10)) == [3, 4]
+
+    assert tree.tree.path_pages(live).tolist() == [0, 1, 2]
+
+
+def test_evicting_the_last_block_leaves_an_order_that_works_on() -> None:
+    tree = Tree()
+    tree.let_go(tree.commit(1, 1))
+    assert tree.evict(5) == [0]
+    assert tree.evict(5) == []
+    tree.let_go(tree.commit(2, 2))
+
+    assert tree.evict(1) == [1]
+    assert tree.tree.num_idle == 0
+
+
+def test_a_trunk_is_evicted_only_after_its_branches() -> None:
+    tree = Tree()
+    tree.let_go(tree.commit(1, 1, 2, 2), tree.commit(1, 1, 3, 3))
+
+    evicted = [tree.evict(1), tree.evict(1)]
+
+    assert [0] not in evicted
+    assert tree.evict(1) == [0]
+
+
+def test_an_owner_keeps_what_is_left_of_its_blocks_through_splits_and_trims() -> None:
+    tree = Tree()
+    tree.let_go(tree.commit(1, 1, 2, 2, owner="parent"))
+    tree.let_go(tree.commit(1, 1, 2, 2, 3, 3, 4, 4, owner="child"))
+    assert tree.num_runs == 1
+    tree.let_go(tree.commit(1, 1, 2, 2, 3, 3, 5, 5, owner="sibling"))
+
+    assert [tree.tree.owned_blocks(owner) for owner in ("parent", "child", "sibling")] == [2, 2, 1]
+    assert tree.evict(1) == [3]
+    assert [tree.tree.owned_blocks(owner) for owner in ("parent", "child", "sibling")] == [2, 1, 1]
+
+
+def test_a_match_that_ends_inside_a_block_names_the_block_that_shares_most() -> None:
+    tree = RunTree(4)
+    for number, tokens in enumerate(((1, 2, 3, 4), (1, 2, 9, 9), (1, 2, 3, 8))):
+        hold = tree.hold(SCOPE, Match(tree.match(SCOPE, ids(), 0).run, 0, 0))
+        tree.commit(hold, ids(*tokens), ids(number), "")
+
+    part = tree.match_within(tree.match(SCOPE, ids(1, 2, 3, 8, 5), 0), ids(1, 2, 3, 8, 5))
+
+    assert part is not None
+    assert (part.run.pages.view[part.index], part.tokens) == (2, 4)
+    assert tree.match_within(tree.match(SCOPE, ids(7, 7, 7), 0), ids(7, 7, 7)) is None
+
+
+@pytest.mark.parametrize("held", [0, 1, 2, 3])
+def test_a_hold_tells_before_it_is_made_how_much_it_will_keep(held: int) -> None:
+    tree = Tree()
+    tree.let_go(tree.commit(1, 1, 2, 2, 3, 3), tree.commit(1, 1, 2, 2, 4, 4))
+    if held:
+        tree.hold(*(1, 1, 2, 2, 3, 3)[: held * BLOCK])
+    match = tree.tree.match(SCOPE, ids(1, 1, 2, 2, 4, 4), 3)
+    idle = tree.tree.num_idle
+
+    expected = tree.tree.newly_held(match.run, match.length)
+    tree.tree.hold(SCOPE, match)
+
+    assert idle - tree.tree.num_idle == expected == 3 - min(held, 2)
+
+
+Path = tuple[tuple[int, int], ...]
+blocks = st.lists(st.sampled_from([(1, 1), (1, 2), (2, 1)]), max_size=6).map(tuple)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    acts=st.lists(
+        st.one_of(
+            st.tuples(st.just("commit"), blocks),
+            st.tuples(st.just("release"), st.integers(0, 5)),
+            st.tuples(st.just("evict"), st.integers(1, 6)),
+        ),
+        max_size=40,
+    )
+)
+def test_the_tree_holds_what_one_node_per_block_would(acts: list[tuple[str, Path | int]]) -> None:
+    """Against a dict from each block's whole path to its page and the moment when it was last let go."""
+    tree = Tree()
+    pages: dict[Path, int] = {}
+    let_go_at: dict[Path, int] = {}
+    held: list[tuple[Hold, Path]] = []
+    for now, (act, what) in enumerate(acts):
+        if act == "commit" and isinstance(what, tuple):
+            hold = tree.commit(*(token for block in what for token in block))
+            for length in range(1, len(what) + 1):
+                if what[:length] not in pages:
+                    pages[what[:length]] = tree.pages - len(what) + length - 1
+            held.append((hold, what))
+        elif act == "release" and held and isinstance(what, int):
+            hold, path = held.pop(what % len(held))
+            tree.let_go(hold)
+            let_go_at |= {path[:length]: now for length in range(1, len(path) + 1)}
+        elif act == "evict" and isinstance(what, int):
+            kept = {path[:length] for _, path in held for length in range(1, len(path) + 1)}
+            assert tree.tree.num_idle == len(pages.keys() - kept)
+            for page in tree.evict(what):
+                gone = next(path for path, other in pages.items() if other == page)
+                leaves = [
+                    path
+                    for path in pages.keys() - kept
+                    if not any(other[:-1] == path for other in pages if len(other) == len(path) + 1)
+                ]
+                assert gone in leaves, "a block left that something needs"
+                assert let_go_at[gone] == min(let_go_at[leaf] for leaf in leaves), "a more recent block left first"
+                del pages[gone], let_go_at[gone]
+        for hold, path in held:
+            assert tree.tree.path_pages(hold).tolist() == [pages[path[: at + 1]] for at in range(len(path))]
+        assert tree.tree.num_blocks == len(pages)
