@@ -2,8 +2,8 @@
 
 Attributes under TensorRT-LLM's names, and ours in `kinroute`:
 
-    disagg_request_id  first_gen_tokens  ctx_dp_rank  ctx_usage  schedule_style  ctx_info_endpoint
-    kinroute: secret host_key instance_id prompt_tokens tokens_per_block num_layers num_kv_heads head_dim dtype head_starts
+    disagg_request_id first_gen_tokens ctx_dp_rank ctx_usage schedule_style ctx_info_endpoint
+    kinroute: secret host_key instance_id prompt_tokens head_starts and the members of KvShape
 
 A Struct's numbers are doubles, so integers that may exceed 2^53 travel as decimal strings. What is read is whatever a
 caller sent: nothing is believed before `SessionRef.read` has checked it, and no page moves without the secret.

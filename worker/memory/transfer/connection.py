@@ -1,0 +1,107 @@
+"""A stream socket on the running loop that reads straight into memory of the caller's."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+FAIR_BYTES = 16 << 20
+"""How much one connection moves before others get a turn."""
+
+
+class Connection:
+    """Reads and writes try the system first and wait only where it has nothing: a future for each is what makes
+    asyncio's own socket calls slow. Its owner bounds every wait, and awaits one read or write at a time.
+
+    A read or write that is cancelled touches no memory after that. Raises OSError where the other end is gone.
+    """
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.socket = sock
+        self._loop = asyncio.get_running_loop()
+        self._moved = 0
+
+    async def send(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        while view:
+            try:
+                sent = self.socket.send(view)
+            except BlockingIOError:
+                await self._writable()
+                continue
+            view = view[sent:]
+            await self._moved_bytes(sent)
+
+    async def receive_into(self, view: memoryview) -> None:
+        """Fill all of it."""
+        while view:
+            try:
+                received = self.socket.recv_into(view)
+            except BlockingIOError:
+                await self._readable()
+                continue
+            if not received:
+                raise ConnectionResetError("the other end closed the connection")
+            view = view[received:]
+            await self._moved_bytes(received)
+
+    async def receive(self, num_bytes: int) -> bytes:
+        data = bytearray(num_bytes)
+        await self.receive_into(memoryview(data))
+        return bytes(data)
+
+    async def receive_descriptor(self, num_bytes: int) -> tuple[bytes, list[int]]:
+        """Like `receive`, with the descriptors that came along with the first byte: the caller's to close."""
+        while True:
+            try:
+                data, descriptors, _, _ = socket.recv_fds(self.socket, num_bytes, 1, socket.MSG_CMSG_CLOEXEC)
+                break
+            except BlockingIOError:
+                await self._readable()
+        if not data:
+            raise ConnectionResetError("the other end closed the connection")
+        return data + await self.receive(num_bytes - len(data)), descriptors
+
+    def watch(self, on_input: Callable[[], None]) -> None:
+        """While nobody reads: call it when the other end closes, or sends what nobody asked for."""
+        self._loop.add_reader(self.socket.fileno(), on_input)
+
+    def unwatch(self) -> None:
+        self._loop.remove_reader(self.socket.fileno())
+
+    def close(self) -> None:
+        if self.socket.fileno() >= 0:
+            self._loop.remove_reader(self.socket.fileno())
+            self._loop.remove_writer(self.socket.fileno())
+            self.socket.close()
+
+    async def _moved_bytes(self, count: int) -> None:
+        self._moved += count
+        if self._moved >= FAIR_BYTES:
+            self._moved = 0
+            await asyncio.sleep(0)
+
+    async def _readable(self) -> None:
+        future = self._loop.create_future()
+        self._loop.add_reader(self.socket.fileno(), _settle, future)
+        try:
+            await future
+        finally:
+            self._loop.remove_reader(self.socket.fileno())
+
+    async def _writable(self) -> None:
+        future = self._loop.create_future()
+        self._loop.add_writer(self.socket.fileno(), _settle, future)
+        try:
+            await future
+        finally:
+            self._loop.remove_writer(self.socket.fileno())
+
+
+def _settle(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
