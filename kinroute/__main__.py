@@ -21,16 +21,24 @@ def _up(arguments: argparse.Namespace) -> int:
 
 def _edge(arguments: argparse.Namespace) -> int:
     from edge.app import run_edge
-    from edge.settings import load_settings
+    from edge.settings import SettingsError, load_settings
 
-    return run_edge(load_settings(arguments.config))
+    try:
+        settings = load_settings(arguments.config)
+    except SettingsError as error:
+        raise Problem(str(error)) from error
+    return run_edge(settings)
 
 
 def _worker(arguments: argparse.Namespace) -> int:
     from worker.app import run_worker
-    from worker.settings import load_settings
+    from worker.settings import SettingsError, load_settings
 
-    return run_worker(load_settings(arguments.config))
+    try:
+        settings = load_settings(arguments.config)
+    except SettingsError as error:
+        raise Problem(str(error)) from error
+    return run_worker(settings)
 
 
 def _demo(arguments: argparse.Namespace) -> int:

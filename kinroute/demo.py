@@ -163,6 +163,9 @@ def _running_url() -> str:
 
 
 def _local_key() -> str:
-    from edge.keyring import Keyring
+    from edge.keyring import Keyring, KeyringError
 
-    return Keyring.open(paths.config_folder() / "keys.json").local_key
+    try:
+        return Keyring.load(paths.config_folder() / "keys.json").local_key
+    except KeyringError as error:
+        raise Problem(f"{error} Or give a key with --key.") from error

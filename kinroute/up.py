@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from edge.keyring import Keyring
+from edge.keyring import Keyring, KeyringError
 from kinroute import model_cache, paths, settings
 from kinroute.locks import held
 from kinroute.problem import Problem
@@ -43,7 +43,10 @@ def up(config_file: Path | None, *, port: int | None, admin_port: int | None, ne
             _require_free(address, {"http": "--port", "admin": "--admin-port"}[flag])
         signal.signal(signal.SIGTERM, _stop)
         signal.signal(signal.SIGINT, _stop)
-        keyring = Keyring.open(paths.config_folder() / "keys.json", new_key=new_key)
+        try:
+            keyring = Keyring.open(paths.config_folder() / "keys.json", new_key=new_key)
+        except KeyringError as error:
+            raise Problem(str(error)) from error
         system = System(config, listen, keyring)
         try:
             with Steps() as steps:
