@@ -1,0 +1,172 @@
+"""An edge's entry: builds the parts, passes them on, serves until told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import signal
+import sys
+from collections.abc import Callable
+from importlib import metadata
+
+import uvloop
+
+from edge.core.admission import Admission, AdmissionLimits
+from edge.core.auth import Authenticator, JwtRules
+from edge.core.fleet import Fleet
+from edge.core.headers import HeaderFamilies, HeaderNames
+from edge.core.namespace import Namespace
+from edge.core.routing import Router, RouterConfig
+from edge.core.types import Principal, Scope
+from edge.driver import Driver
+from edge.http.admin import Admin
+from edge.http.api import make_api
+from edge.http.application import Application
+from edge.http.chat import Chat
+from edge.http.completions import Completions
+from edge.http.identity import Identities
+from edge.http.models import Catalogue, ServedModel
+from edge.http.recent import RecentRequests
+from edge.http.route import AnswerRoute, Parts
+from edge.http.unbuilt import messages, responses
+from edge.keyring import Keyring, KeyringError
+from edge.serving import Server, bind, bound_address
+from edge.settings import EdgeSettings, SettingsError, read_secret
+from edge.signing import EnvelopeSigner
+from edge.telemetry import Metrics, configure_logs
+from edge.tokenizing.folder import FolderError
+from edge.tokenizing.model import TextModel
+from edge.worker_link import WorkerLink
+
+BAD_CONFIGURATION = 78
+READY_POLL_S = 0.05
+Say = Callable[[dict[str, str]], None]
+
+
+def run_edge(settings: EdgeSettings) -> int:
+    """Returns 0 once told to stop, or 78 where the configuration cannot be used; says why on stderr."""
+    configure_logs(settings.log, part="edge")
+    try:
+        edge = Edge(settings)
+        uvloop.run(_until_signalled(edge))
+    except (SettingsError, KeyringError, FolderError) as error:
+        sys.stderr.write(f"{error}\n")
+        return BAD_CONFIGURATION
+    return 0
+
+
+class Edge:
+    """Everything of one edge. Building it reads files and binds its sockets; `serve` runs it once."""
+
+    def __init__(self, settings: EdgeSettings) -> None:
+        self._settings = settings
+        keyring = None if settings.keys_file is None else Keyring.load(settings.keys_file)
+        identities = _identities(settings, keyring)
+        self._text = TextModel.load(settings.model.path)
+        catalogue = Catalogue([ServedModel(settings.model.name, settings.model.aliases, self._text)])
+        self.driver = _driver(settings, keyring)
+        limits = settings.limits
+        admission = Admission(
+            AdmissionLimits(
+                limits.requests,
+                limits.tenant_requests,
+                limits.tenant_requests_per_minute,
+                limits.tenant_tokens_per_minute,
+            )
+        )
+        metrics, recent = Metrics(), RecentRequests()
+        parts = Parts(identities, admission, catalogue, self.driver, limits, metrics, recent)
+        application = Application(
+            {
+                **{kind.path: AnswerRoute(kind, parts) for kind in (Chat(), Completions())},
+                "/v1/messages": messages,
+                "/v1/messages/count_tokens": messages,
+                "/v1/responses": responses,
+            },
+            make_api(identities, catalogue, self.driver, metadata.version("kinroute")),
+        )
+        admin = Admin(self.driver, admission, recent, metrics)
+        self._http_socket = bind(settings.listen.http, "listen.http")
+        self._admin_socket = bind(settings.listen.admin, "listen.admin")
+        self._http = Server(application, limits, drain_s=settings.drain_timeout_s, tls=settings.listen.tls)
+        self._admin = Server(admin, limits, drain_s=0.0)
+
+    @property
+    def http_address(self) -> str:
+        return bound_address(self._http_socket)
+
+    @property
+    def admin_address(self) -> str:
+        return bound_address(self._admin_socket)
+
+    async def serve(self, stop: asyncio.Event, say: Say) -> None:
+        """Until `stop` is set; then no new connection is taken, and answers go on for the drain timeout at most."""
+        say({"event": "listening", "http": self.http_address, "admin": self.admin_address})
+        async with asyncio.TaskGroup() as tasks:
+            driving = tasks.create_task(self.driver.run())
+            administering = tasks.create_task(self._admin.serve([self._admin_socket]))
+            serving = tasks.create_task(self._http.serve([self._http_socket]))
+            announcing = tasks.create_task(self._announce_ready(say))
+            await stop.wait()
+            announcing.cancel()
+            self._http.should_exit = True
+            await serving
+            self._admin.should_exit = True
+            await administering
+            driving.cancel()
+        self._text.close()
+
+    async def _announce_ready(self, say: Say) -> None:
+        while not self.driver.model_ready:  # noqa: ASYNC110 - once a start; the fleet has no waiters
+            await asyncio.sleep(READY_POLL_S)
+        say({"event": "ready"})
+
+
+async def _until_signalled(edge: Edge) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    await edge.serve(stop, _say)
+
+
+def _say(news: dict[str, str]) -> None:
+    sys.stdout.write(json.dumps(news) + "\n")
+    sys.stdout.flush()
+
+
+def _identities(settings: EdgeSettings, keyring: Keyring | None) -> Identities:
+    """Without a key file, which only an anonymous edge may lack, ids are hashed under a key that ends with it."""
+    jwt = settings.auth.jwt
+    rules = None
+    if jwt is not None:
+        secret = read_secret(jwt.secret_file, "auth.jwt.secret_file")
+        try:
+            rules = JwtRules(secret, jwt.algorithms, jwt.issuer, jwt.audience)
+        except ValueError as error:
+            raise SettingsError(f"auth.jwt.secret_file is {str(jwt.secret_file)!r}: {error}.") from error
+    anonymous = Principal("default", "anonymous", frozenset({Scope.AFFINITY}))
+    authenticator = Authenticator(
+        {} if keyring is None else {key.sha256: key.principal for key in keyring.api_keys},
+        rules,
+        anonymous if settings.listen.allow_anonymous else None,
+    )
+    names = HeaderNames(others_parent=(settings.conversation_affinity_header_for_subagents or "").lower())
+    id_key = secrets.token_bytes(32) if keyring is None else keyring.id_key
+    return Identities(authenticator, HeaderFamilies(names), Namespace(id_key, settings.cache_isolation))
+
+
+def _driver(settings: EdgeSettings, keyring: Keyring | None) -> Driver:
+    fleet = Fleet(settings.context_servers or settings.generation_servers, settings.generation_servers)
+    router = settings.router
+    config = RouterConfig(
+        router.type,
+        router.spill_depth,
+        router.load_bound,
+        settings.conditional_disagg_config.max_local_prefill_length,
+    )
+    edge_id = f"edge-{secrets.token_hex(8)}"
+    signer = EnvelopeSigner(edge_id, () if keyring is None else keyring.envelope_keys)
+    links = [WorkerLink(worker_id, edge_id, fleet, signer) for worker_id in fleet.workers]
+    return Driver(fleet, Router(config, fleet), links)

@@ -1,0 +1,77 @@
+"""The admin listener, as a plain ASGI application.
+
+GET /live  /ready  /metrics
+GET /kinroute/v1/workers     every worker as this edge knows it
+GET /kinroute/v1/requests    the last requests with their route receipts, newest first
+GET /kinroute/v1/leaks       what is held; nothing must be when nothing runs
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+from prometheus_client import generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from edge.core.admission import Admission
+from edge.driver import Driver
+from edge.http.asgi import Receive, Scope, Send, respond
+from edge.http.recent import RecentRequests
+from edge.telemetry import Metrics
+
+TEXT = b"text/plain; charset=utf-8"
+_Reply = tuple[int, bytes, bytes]
+
+
+class Admin:
+    def __init__(self, driver: Driver, admission: Admission, recent: RecentRequests, metrics: Metrics) -> None:
+        self._driver = driver
+        self._admission = admission
+        self._recent = recent
+        self._metrics = metrics
+        self._pages: Mapping[str, Callable[[], _Reply]] = {
+            "/live": lambda: (200, TEXT, b"live"),
+            "/health": lambda: (200, TEXT, b"live"),
+            "/ready": self._ready,
+            "/metrics": lambda: (200, CONTENT_TYPE_PLAIN_0_0_4.encode(), generate_latest(self._metrics.registry)),
+            "/kinroute/v1/workers": lambda: _json(200, {"workers": self._workers()}),
+            "/kinroute/v1/requests": lambda: _json(200, {"requests": self._recent.listing()}),
+            "/kinroute/v1/leaks": lambda: _json(200, self._leaks()),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        status, kind, body = self._answer(scope["method"], scope["path"])
+        await respond(send, status, [(b"content-type", kind)], b"" if scope["method"] == "HEAD" else body)
+
+    def _answer(self, method: str, path: str) -> _Reply:
+        page = self._pages.get(path)
+        if page is None:
+            return _json(404, {"error": f"no {path[:200]} here"})
+        if method not in ("GET", "HEAD"):
+            return _json(405, {"error": f"{path} answers GET"})
+        return page()
+
+    def _ready(self) -> _Reply:
+        return (200, TEXT, b"ready") if self._driver.model_ready else (503, TEXT, b"not ready")
+
+    def _workers(self) -> list[dict[str, Any]]:
+        return [
+            {**dataclasses.asdict(worker), "role": worker.role.name, "load": worker.load}
+            for worker in self._driver.fleet.workers.values()
+        ]
+
+    def _leaks(self) -> dict[str, int]:
+        return {
+            "requests": self._admission.in_flight,
+            "turns": len(self._driver.running),
+            "legs": sum(worker.in_flight for worker in self._driver.fleet.workers.values()),
+        }
+
+
+def _json(status: int, value: dict[str, Any]) -> _Reply:
+    return status, b"application/json", orjson.dumps(value)

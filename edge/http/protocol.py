@@ -1,0 +1,152 @@
+"""uvicorn's HTTP protocol with the deadlines that it lacks: callers that send or read a byte a second are cut off."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from edge.core.errors import Code, EdgeError
+from edge.http.asgi import ABORT
+from edge.http.errors import openai_error
+
+TOO_MANY_HEADER_BYTES = 431
+REQUEST_TIMEOUT = 408
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds; `body_bytes_per_s` is what a body must bring to get more than `body_s`."""
+
+    header_bytes: int = 65_536
+    header_s: float = 10.0
+    body_s: float = 20.0
+    body_bytes_per_s: int = 65_536
+    stalled_s: float = 60.0
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection. At most one deadline runs at a time on what it sends (headers, then body), one on what it reads.
+
+    Between requests uvicorn's own keep-alive timer runs, without any of these.
+    """
+
+    deadlines = Deadlines()
+
+    def __init__(
+        self,
+        config: Any,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._reading: asyncio.TimerHandle | None = None
+        self._writing: asyncio.TimerHandle | None = None
+        self._in_headers = True
+        self._header_bytes = 0
+        self._body_began_s = 0.0
+        self._body_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_reading_timer()
+        self._stop_writing_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_headers:
+            if self._reading is None:
+                self._await_headers()
+            self._header_bytes += len(data)
+        super().data_received(data)
+        if self._in_headers and self._header_bytes > self.deadlines.header_bytes and not self.transport.is_closing():
+            self._refuse(TOO_MANY_HEADER_BYTES, f"The headers are over {self.deadlines.header_bytes} bytes.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        cast("dict[str, Any]", self.scope)["extensions"] = {ABORT: self.transport.abort}
+
+    def on_headers_complete(self) -> None:
+        self._in_headers = False
+        self._stop_reading_timer()
+        self._body_began_s = self.loop.time()
+        self._body_bytes = 0
+        self._reading = self.loop.call_later(self.deadlines.body_s, self._body_is_late)
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._stop_reading_timer()
+        self._in_headers = True
+        self._header_bytes = 0
+        super().on_message_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._writing is None:
+            self._writing = self.loop.call_later(self.deadlines.stalled_s, self._abort)
+
+    def resume_writing(self) -> None:
+        self._stop_writing_timer()
+        super().resume_writing()
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, msg)
+
+    def _await_headers(self) -> None:
+        self._reading = self.loop.call_later(self.deadlines.header_s, self._headers_are_late)
+
+    def _headers_are_late(self) -> None:
+        self._reading = None
+        if self._header_bytes:
+            self._refuse(REQUEST_TIMEOUT, f"The headers took over {self.deadlines.header_s:g} seconds.")
+        else:
+            self.transport.close()
+
+    def _body_is_late(self) -> None:
+        allowed_s = self.deadlines.body_s + self._body_bytes / self.deadlines.body_bytes_per_s
+        rest_s = self._body_began_s + allowed_s - self.loop.time()
+        if rest_s > 0.0:
+            self._reading = self.loop.call_later(rest_s, self._body_is_late)
+            return
+        self._reading = None
+        if self.cycle.response_started:
+            self._abort()
+        else:
+            self._refuse(REQUEST_TIMEOUT, "The body came too slowly.")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer in place of the application, which sees the caller leave."""
+        self._stop_reading_timer()
+        body = openai_error(EdgeError(Code.INVALID, message))
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[status] + head + body)
+        self.transport.close()
+
+    def _abort(self) -> None:
+        self.transport.abort()
+
+    def _stop_reading_timer(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    def _stop_writing_timer(self) -> None:
+        if self._writing is not None:
+            self._writing.cancel()
+            self._writing = None
+
+
+def protocol_with(deadlines: Deadlines) -> type[GuardedProtocol]:
+    """The protocol class for one listener."""
+    return cast("type[GuardedProtocol]", type("ListenerProtocol", (GuardedProtocol,), {"deadlines": deadlines}))

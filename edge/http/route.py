@@ -1,0 +1,129 @@
+"""A hot route: one POST from its first byte to its last, as plain ASGI."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from edge.core.admission import Admission
+from edge.core.errors import EdgeError
+from edge.driver import Driver
+from edge.http.answering import Answering
+from edge.http.asgi import Receive, Scope, Send, request_id
+from edge.http.asked import Kind
+from edge.http.body import ClientGone, RequestBody, parse_object
+from edge.http.errors import refuse_unread, send_error
+from edge.http.fields import invalid
+from edge.http.identity import Identified, Identities
+from edge.http.models import Catalogue, ServedModel
+from edge.http.params import Bounds
+from edge.http.recent import RecentRequests, RequestRecord
+from edge.http.turns import make_turns
+from edge.settings import Limits
+from edge.telemetry import Metrics
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What every hot route works with."""
+
+    identities: Identities
+    admission: Admission
+    catalogue: Catalogue
+    driver: Driver
+    limits: Limits
+    metrics: Metrics
+    recent: RecentRequests
+
+
+class AnswerRoute:
+    """Serves one kind of answer.
+
+    The key is checked and the tenant's share taken before a byte of the body is read, so strangers cost little.
+    """
+
+    def __init__(self, kind: Kind, parts: Parts) -> None:
+        self._kind = kind
+        self._parts = parts
+        self._bounds = Bounds(parts.limits.choices, parts.limits.prompts, parts.limits.messages)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        parts = self._parts
+        own_id = request_id(scope)
+        record = RequestRecord(own_id.decode(), self._kind.path)
+        body = RequestBody(scope, receive, parts.limits.body_bytes)
+        parts.recent.add(record)
+        parts.metrics.active.inc()
+        try:
+            await self._serve(record, body, scope, receive, send)
+        except ClientGone:
+            record.gone()
+            parts.metrics.disconnects.inc()
+        except EdgeError as error:
+            record.failed(error)
+            if body.is_whole:
+                await send_error(send, error, own_id)
+            else:
+                await refuse_unread(receive, send, error, own_id)
+        finally:
+            record.duration_s = record.age_s
+            parts.metrics.active.dec()
+            parts.metrics.ended(record.path, record.status, record.duration_s)
+            log.debug("request", request_id=record.request_id, path=record.path, status=record.status)
+
+    async def _serve(
+        self, record: RequestRecord, body: RequestBody, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Raises EdgeError as long as nothing was sent, and ClientGone."""
+        parts = self._parts
+        caller = parts.identities.identify(scope)
+        tenant = caller.principal.tenant
+        parts.admission.begin(tenant, time.monotonic())
+        record.tenant = tenant
+        try:
+            values = parse_object(await body.read())
+            await self._answer(record, caller, values, scope, receive, send)
+        finally:
+            parts.admission.charge(tenant, record.prompt_tokens + record.completion_tokens, time.monotonic())
+            parts.admission.end(tenant)
+
+    async def _answer(
+        self,
+        record: RequestRecord,
+        caller: Identified,
+        values: Mapping[str, Any],
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        parts = self._parts
+        model = self._model(values)
+        record.model = model.name
+        asked = self._kind.read(values, model, self._bounds)
+        believed = parts.identities.lineage(caller, values, asked.identifying_content)
+        record.ignored_lineage = believed.ignored
+        salt = parts.identities.cache_salt(caller, values)
+        turns = make_turns(
+            asked,
+            await asked.tokenize(salt),
+            model=model.name,
+            caller=caller,
+            believed=believed,
+            cache_salt=salt,
+            max_context_length=parts.driver.max_context_length,
+            param=self._kind.content_param,
+        )
+        answering = Answering(parts.driver, parts.limits, parts.metrics, record)
+        await answering.deliver(asked, turns, self._kind.prefix, scope, receive, send)
+
+    def _model(self, values: Mapping[str, Any]) -> ServedModel:
+        name = values.get("model")
+        if type(name) is not str or not name:
+            raise invalid("model", "You must provide a model parameter, as a string.")
+        return self._parts.catalogue.find(name)

@@ -1,0 +1,73 @@
+"""A uvicorn server on a socket that is already bound, which leaves signals to the process that runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any, cast
+
+import uvicorn
+
+from edge.http.asgi import App
+from edge.http.protocol import Deadlines, protocol_with
+from edge.settings import Limits, SettingsError, Tls, split_address
+
+BACKLOG = 2048
+
+
+def bind(address: str, key: str) -> socket.socket:
+    """A listening socket. Raises SettingsError naming the key."""
+    host, port = split_address(address)
+    try:
+        family, _, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(target)
+            listener.listen(BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise SettingsError(f"{key} is {address!r}: cannot listen there ({error.strerror}).") from error
+    listener.setblocking(False)
+    return listener
+
+
+def bound_address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """Serves `app` until `should_exit` is set, then lets answers go on for `drain_s` at most."""
+
+    def __init__(self, app: App, limits: Limits, *, drain_s: float, tls: Tls | None = None) -> None:
+        deadlines = Deadlines(
+            limits.header_bytes,
+            limits.header_timeout_s,
+            limits.body_timeout_s,
+            limits.body_bytes_per_s,
+            limits.stalled_client_timeout_s,
+        )
+        config = uvicorn.Config(
+            cast("Any", app),
+            http=protocol_with(deadlines),
+            ws="none",
+            lifespan="off",
+            interface="asgi3",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=int(limits.keep_alive_timeout_s),
+            timeout_graceful_shutdown=int(drain_s),
+            ssl_certfile=None if tls is None else str(tls.certificate_file),
+            ssl_keyfile=None if tls is None else str(tls.key_file),
+        )
+        super().__init__(config)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

@@ -1,0 +1,278 @@
+"""An edge's settings: one YAML file, overridden by the environment.
+
+`KINROUTE_EDGE_<KEY>` overrides a key, `__` stands between levels: `KINROUTE_EDGE_LISTEN__HTTP=127.0.0.1:9000`.
+Values are read as YAML. This module is the only reader of either; secrets stand in files that the settings name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+PREFIX = "KINROUTE_EDGE_"
+
+
+class SettingsError(Exception):
+    """Raised when the configuration cannot be used; the message is for a person and names the key and its value."""
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """`host:port`, an IPv6 host in brackets. Raises ValueError, saying what is allowed."""
+    host, separator, port = text.rpartition(":")
+    if not separator or not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
+        raise ValueError("must be host:port, such as 127.0.0.1:8000 or [::1]:8000")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _address(text: str) -> str:
+    split_address(text)
+    return text
+
+
+AddressText = Annotated[str, AfterValidator(_address)]
+Seconds = Annotated[float, Field(gt=0.0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class Tls(_Section):
+    """PEM files of the HTTP listener."""
+
+    certificate_file: Path
+    key_file: Path
+
+
+class Listen(_Section):
+    """`http` serves callers, `admin` probes, metrics and control calls. Port 0 takes a free one.
+
+    `allow_anonymous`: serve whoever reaches a loopback `http`, without a key. `allow_plaintext`: an `http` address that
+    is not loopback is refused without `tls` or this.
+    """
+
+    http: AddressText = "127.0.0.1:8000"
+    admin: AddressText = "127.0.0.1:8001"
+    allow_anonymous: bool = False
+    allow_plaintext: bool = False
+    tls: Tls | None = None
+
+
+class Model(_Section):
+    """`path`: a Hugging Face folder with the tokenizer and the chat template. `aliases` are served as `name` is."""
+
+    name: Annotated[str, Field(min_length=1)]
+    aliases: tuple[str, ...] = ()
+    path: Path
+
+
+class Router(_Section):
+    """`load_bound`: a worker with more than this many times the mean load passes families on, to the first
+    `spill_depth` workers of their own order and no further."""
+
+    type: Literal["conversation", "load_balancing", "round_robin"] = "conversation"
+    spill_depth: Count = 4
+    load_bound: Annotated[float, Field(ge=1.0)] = 1.25
+
+
+class ConditionalDisagg(_Section):
+    """A prompt with at most this many tokens that are not cached is prefilled by the generation worker itself."""
+
+    max_local_prefill_length: Annotated[int, Field(ge=0)] = 0
+
+
+class Jwt(_Section):
+    """Bearer tokens signed with a shared secret."""
+
+    secret_file: Path
+    algorithms: tuple[Literal["HS256", "HS384", "HS512"], ...] = ("HS256",)
+    issuer: str | None = None
+    audience: str | None = None
+
+
+class Auth(_Section):
+    jwt: Jwt | None = None
+
+
+class Limits(_Section):
+    """What one caller may cost. Times are deadlines; those without a tenant in their name are of one connection.
+
+    `body_timeout_s`: for a body, plus a second for each `body_bytes_per_s` of it that came.
+    `stalled_client_timeout_s`: how long a caller may read nothing of what was written to it.
+    `client_buffer_chars`: text that may wait for a slow caller before its answer is cancelled. `stream_comment_s`: how
+    often a stream that has nothing to say gets a comment, and how long its status line waits for the first token.
+    """
+
+    header_bytes: Count = 65_536
+    header_timeout_s: Seconds = 10.0
+    body_bytes: Count = 8_388_608
+    body_timeout_s: Seconds = 20.0
+    body_bytes_per_s: Count = 65_536
+    keep_alive_timeout_s: Seconds = 75.0
+    stalled_client_timeout_s: Seconds = 60.0
+    client_buffer_chars: Count = 262_144
+    stream_comment_s: Seconds = 10.0
+    requests: Count = 8_192
+    messages: Count = 10_000
+    choices: Count = 16
+    prompts: Count = 64
+    tenant_requests: Count = 1_024
+    tenant_requests_per_minute: Count | None = None
+    tenant_tokens_per_minute: Count | None = None
+
+
+class Log(_Section):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["json", "console"] = "json"
+
+
+class EdgeSettings(_Section):
+    """Everything that `kinroute edge` reads.
+
+    `context_servers` and `generation_servers`: addresses of workers; one that stands in both does both phases.
+    `cache_isolation`: whose requests may share cached prefixes. `drain_timeout_s`: how long answers may go on after
+    SIGTERM.
+    """
+
+    listen: Listen = Listen()
+    model: Model
+    context_servers: tuple[AddressText, ...] = ()
+    generation_servers: Annotated[tuple[AddressText, ...], Field(min_length=1)]
+    router: Router = Router()
+    conditional_disagg_config: ConditionalDisagg = ConditionalDisagg()
+    conversation_affinity_header_for_subagents: str | None = None
+    cache_isolation: Literal["tenant", "subject"] = "tenant"
+    keys_file: Path | None = None
+    auth: Auth = Auth()
+    limits: Limits = Limits()
+    drain_timeout_s: Annotated[float, Field(ge=0.0)] = 10.0
+    log: Log = Log()
+
+
+def load_settings(file: Path | None, environment: Mapping[str, str] = os.environ) -> EdgeSettings:
+    """The settings in `file` under those in `environment`. Raises SettingsError."""
+    values = _read(file) if file is not None else {}
+    source = str(file) if file is not None else "the environment"
+    _override(values, environment)
+    try:
+        settings = EdgeSettings.model_validate(values)
+    except pydantic.ValidationError as error:
+        raise SettingsError("\n".join(_explain(detail, source) for detail in error.errors())) from error
+    _require_sense(settings)
+    return settings
+
+
+def read_secret(file: Path, key: str) -> bytes:
+    """The secret in a file, without the line's end. Raises SettingsError, naming the key that names the file."""
+    try:
+        secret = file.read_bytes().rstrip(b"\r\n")
+    except OSError as error:
+        raise SettingsError(f"{key} is {str(file)!r}: it cannot be read ({error.strerror}).") from error
+    if not secret:
+        raise SettingsError(f"{key} is {str(file)!r}: the file is empty.")
+    return secret
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        values = yaml.safe_load(file.read_text())
+    except OSError as error:
+        raise SettingsError(f"The configuration {file} cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"The configuration {file} is not YAML: {' '.join(str(error).split())}.") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise SettingsError(f"The configuration {file} must be a mapping of keys to values.")
+    return values
+
+
+def _override(values: dict[str, Any], environment: Mapping[str, str]) -> None:
+    for name in sorted(environment):
+        if not name.startswith(PREFIX):
+            continue
+        *sections, key = name[len(PREFIX) :].lower().split("__")
+        level = values
+        for section in sections:
+            if not isinstance(level.get(section), dict):
+                level[section] = {}
+            level = level[section]
+        try:
+            level[key] = yaml.safe_load(environment[name])
+        except yaml.YAMLError as error:
+            raise SettingsError(
+                f"The environment variable {name} is not YAML: {' '.join(str(error).split())}."
+            ) from error
+
+
+def _explain(detail: Mapping[str, Any], source: str) -> str:
+    location = [str(part) for part in detail["loc"]]
+    path = ".".join(location)
+    if detail["type"] == "extra_forbidden":
+        known = _keys_beside(location)
+        near = difflib.get_close_matches(location[-1], known, 1)
+        hint = f"did you mean {near[0]}?" if near else f"known keys there are {', '.join(known)}."
+        return f"{path} is an unknown key (read from {source} and {PREFIX}*): {hint}"
+    if detail["type"] == "missing":
+        return f"{path} is missing: set it in {source}, or as {PREFIX}{'__'.join(location).upper()}."
+    reason = str(detail["msg"]).removeprefix("Value error, ")
+    return f"{path} is {detail['input']!r} (read from {source} and {PREFIX}*): {reason[0].lower()}{reason[1:]}."
+
+
+def _keys_beside(location: list[str]) -> list[str]:
+    section: Any = EdgeSettings
+    for part in location[:-1]:
+        found = section.model_fields[part].annotation
+        section = next((choice for choice in getattr(found, "__args__", ()) if choice is not type(None)), found)
+    return list(section.model_fields)
+
+
+def _require_sense(settings: EdgeSettings) -> None:
+    """What one key alone cannot show."""
+    listen = settings.listen
+    host, _ = split_address(listen.http)
+    if not is_loopback(host):
+        if listen.tls is None and not listen.allow_plaintext:
+            raise SettingsError(
+                f"listen.http is {listen.http!r}, not a loopback address: keys and prompts would travel unencrypted; "
+                "set listen.tls, or listen.allow_plaintext: true if something else protects that network."
+            )
+        if listen.allow_anonymous:
+            raise SettingsError(
+                f"listen.allow_anonymous is true, but listen.http is {listen.http!r}, not a loopback address: serve "
+                "loopback, or give callers keys."
+            )
+    if not listen.allow_anonymous and settings.keys_file is None:
+        raise SettingsError(
+            "keys_file is missing: it holds the API keys, and the keys under which ids are hashed and lineage is "
+            "signed; nothing is served without. Set it, or listen.allow_anonymous: true on a loopback listener."
+        )
+    admin, _ = split_address(listen.admin)
+    if not is_loopback(admin):
+        raise SettingsError(
+            f"listen.admin is {listen.admin!r}: its control calls ask for no key, so it must be a loopback address."
+        )
+    if listen.http == listen.admin and not listen.http.endswith(":0"):
+        raise SettingsError(f"listen.http and listen.admin are both {listen.http!r}: give each its own port.")
+    taken = {name for name in settings.model.aliases if name == settings.model.name}
+    if taken:
+        raise SettingsError(f"model.aliases holds {taken.pop()!r}, which is model.name itself.")
+    for server in settings.context_servers + settings.generation_servers:
+        if split_address(server)[1] == 0:
+            raise SettingsError(f"context_servers or generation_servers holds {server!r}: port 0 is no worker's.")
