@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from worker.core.arrays import Int32s
 from worker.core.pages import FreePages
-from worker.core.runs import EMPTY, NOTHING, Match, PartMatch, RunTree
+from worker.core.runs import NOTHING, Match, PartMatch
 from worker.core.sequences import Sequence
+from worker.core.tree import EMPTY, RunTree
 
 
 class ReusePolicy(enum.StrEnum):

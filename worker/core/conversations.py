@@ -112,13 +112,13 @@ class Conversations:
         """In the order in which they were registered under this parent."""
         return [self._known[child] for child in self._children.get(parent_id, ())]
 
-    def admitted(self, conversation_id: str, tenant: bytes, parent_id: str | None) -> str | None:
-        """A request of it begins. Returns which conversation was forgotten for it, if one was.
+    def admitted(self, conversation_id: str, tenant: bytes, parent_id: str | None) -> list[str]:
+        """A request of it begins. Returns which conversations were forgotten for it.
 
         A proven parent replaces the one before; one that descends from this conversation is ignored.
         """
         conversation = self._known.get(conversation_id)
-        forgotten = None
+        forgotten: list[str] = []
         if conversation is None:
             forgotten = self._make_room()
             conversation = self._known[conversation_id] = Conversation(conversation_id, tenant)
@@ -169,17 +169,15 @@ class Conversations:
             at = known.parent if known is not None else None
         return at is not None
 
-    def _make_room(self) -> str | None:
-        """Forget one if there are as many as may be. Those in flight are never forgotten: live requests bound them."""
-        if len(self._known) < self._bound:
-            return None
-        victim = self._tenants.oldest_idle()
-        if victim is None:
-            return None
-        self._tenants.remove(victim)
-        self._leave_parent(victim)
-        del self._known[victim.id]
-        return victim.id
+    def _make_room(self) -> list[str]:
+        """Forget until one more may come. Those in flight are never forgotten: live requests bound them."""
+        forgotten: list[str] = []
+        while len(self._known) >= self._bound and (victim := self._tenants.oldest_idle()) is not None:
+            self._tenants.remove(victim)
+            self._leave_parent(victim)
+            del self._known[victim.id]
+            forgotten.append(victim.id)
+        return forgotten
 
     def _leave_parent(self, conversation: Conversation) -> None:
         if conversation.parent is None:

@@ -135,7 +135,6 @@ class Replica:
             sequence = self.sequences.get(RequestKey(key))
             if sequence is not None:
                 sequence.tokens.append(token)
-                self._prefill_ended(sequence)
 
     def _prefill_ended(self, sequence: Sequence) -> None:
         if sequence.prefills:
@@ -165,8 +164,7 @@ class Replica:
         if act.copy is not None:
             self._copy_later(sequence, *act.copy)
         if registers and not act.resumed:
-            forgotten = self.conversations.admitted(act.conversation, act.scope, act.parent)
-            if forgotten is not None:
+            for forgotten in self.conversations.admitted(act.conversation, act.scope, act.parent):
                 self._journal.note("forget", forgotten)
 
     def _copy_later(self, sequence: Sequence, run: int, index: int, tokens: int) -> None:
@@ -201,6 +199,8 @@ class Replica:
             return False
         start = sequence.computed
         sequence.computed += act.count
+        if act.sample:
+            self._prefill_ended(sequence)
         self._chunks.append(ChunkOf(sequence, start, sequence.computed, act.sample))
         return True
 

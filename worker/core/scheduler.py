@@ -319,7 +319,7 @@ class Scheduler:
                 copy=(part.run.number, part.index, part.tokens) if part is not None else None,
                 conversation=request.conversation,
                 parent=request.parent,
-                prefills=request.phase is not Phase.GENERATION,
+                prefills=request.phase is not Phase.GENERATION and len(live.output) == request.resumed_tokens,
                 resumed=live.started,
             )
         )

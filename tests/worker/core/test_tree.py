@@ -52,7 +52,7 @@ class Tree:
         self.tree.check()
 
     def evict(self, count: int) -> list[int]:
-        pages = self.tree.evict(count).tolist()
+        pages: list[int] = self.tree.evict(count).tolist()
         self.tree.check()
         return pages
 
