@@ -17,7 +17,7 @@ from worker.core import plan as plans
 from worker.exits import ExitCode
 from worker.model.sharding import UnsupportedModel
 from worker.place import Place
-from worker.settings import WorkerSettings
+from worker.settings import SettingsError, WorkerSettings
 from worker.status import Status
 
 STOP_DEADLINE_S = 5.0
@@ -63,7 +63,7 @@ class FollowerRank:
     def _live(self, channel: Channel, follower: Follower, nonce: bytes) -> None:
         try:
             self._follow(channel, follower, nonce)
-        except UnsupportedModel as error:
+        except (UnsupportedModel, SettingsError) as error:
             self._give_up(channel, follower, str(error), ExitCode.CONFIGURATION)
         except Exception as error:
             log.error("the engine failed", exc_info=error)

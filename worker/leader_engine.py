@@ -35,7 +35,7 @@ from worker.model.sharding import UnsupportedModel
 from worker.place import Place
 from worker.pulls import PullBoard
 from worker.service import Opened
-from worker.settings import WorkerSettings
+from worker.settings import SettingsError, WorkerSettings
 from worker.telemetry import Metrics
 from worker.text import TextModel
 
@@ -75,7 +75,7 @@ class LeaderEngine(threading.Thread):
     def run(self) -> None:
         try:
             self._live()
-        except UnsupportedModel as error:
+        except (UnsupportedModel, SettingsError) as error:
             self._on_failed(str(error), ExitCode.CONFIGURATION)
         except Exception as error:
             log.error("the engine failed", exc_info=error)

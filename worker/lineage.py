@@ -73,14 +73,15 @@ def read_keys(file: Path) -> list[Key]:
 class Envelopes:
     """Believes what an edge signed for this very start of this worker, once.
 
-    `file` is read again when an envelope does not verify, at most once a second, so that new keys need no restart.
+    `file` is read again when an envelope does not verify, at most every `reread_s`, so that new keys need no restart.
     `required`: a link needs an envelope, because others than this machine's users reach the listener.
     """
 
-    def __init__(self, file: Path | None, instance_id: str, *, required: bool) -> None:
+    def __init__(self, file: Path | None, instance_id: str, *, required: bool, reread_s: float = REREAD_S) -> None:
         self._file = file
         self._instance_id = instance_id
         self._required = required
+        self._reread_s = reread_s
         self._guard = ReplayGuard()
         self._verifier = Verifier(read_keys(file) if file is not None else (), instance_id, self._guard)
         self._read_s = time.monotonic()
@@ -120,7 +121,7 @@ class Envelopes:
 
     def _reread(self) -> bool:
         now_s = time.monotonic()
-        if self._file is None or now_s - self._read_s < REREAD_S:
+        if self._file is None or now_s - self._read_s < self._reread_s:
             return False
         self._read_s = now_s
         try:

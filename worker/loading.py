@@ -18,7 +18,7 @@ from worker.model.loader import LoadedModel, Progress, load
 from worker.model.runner import ModelRunner
 from worker.model.shared_memory import SharedMemoryCommunicator
 from worker.place import Place
-from worker.settings import KvCacheConfig, WorkerSettings
+from worker.settings import KvCacheConfig, SettingsError, WorkerSettings
 
 HOST_CACHE_BYTES = 2 << 30
 HOST_CACHE_FRACTION = 0.1
@@ -26,9 +26,14 @@ WARM_TOKENS = 16
 
 
 def choose_device(settings: WorkerSettings, place: Place) -> torch.device:
-    """`auto` is CUDA where there is one. Raises RuntimeError where CUDA is asked for and missing."""
-    if settings.device == "cpu" or (settings.device == "auto" and not torch.cuda.is_available()):
+    """`auto` is CUDA where there is one. Raises SettingsError where CUDA is asked for and there is too little of it."""
+    found = torch.cuda.device_count() if settings.device != "cpu" and torch.cuda.is_available() else 0
+    if settings.device == "cpu" or (settings.device == "auto" and not found):
         return torch.device("cpu")
+    if place.local_rank >= found:
+        raise SettingsError(
+            f"device is {settings.device!r}, but this host has {found} GPUs for {place.world_size} ranks."
+        )
     device = torch.device("cuda", place.local_rank)
     torch.cuda.set_device(device)
     return device

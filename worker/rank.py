@@ -41,7 +41,11 @@ def run_rank(settings: WorkerSettings, place: Place) -> ExitCode:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     rank = LeaderRank(settings, place, status) if place.rank == 0 else FollowerRank(settings, place, status)
-    code = rank.run()
+    try:
+        code = rank.run()
+    except SettingsError as error:
+        sys.stderr.write(f"{error}\n")
+        code = ExitCode.CONFIGURATION
     sys.stderr.flush()
     if code is not ExitCode.STOPPED:
         os._exit(code)

@@ -107,3 +107,11 @@ def test_a_taken_address_is_told_and_ends_the_start(tmp_path: Path, model: Path)
             worker(tmp_path, model, listen={"grpc": address, "admin": "127.0.0.1:0"}),
         ):
             pass
+
+
+def test_keys_that_cannot_be_read_end_the_start_with_a_sentence(tmp_path: Path, model: Path) -> None:
+    with (
+        pytest.raises(AssertionError, match=r"keys_file is .* cannot be read"),
+        worker(tmp_path, model, keys_file=str(tmp_path / "none.json")) as running,
+    ):
+        running.wait_for("ready")

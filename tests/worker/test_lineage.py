@@ -1,0 +1,124 @@
+"""An envelope is believed for the request that it was signed for, by the worker that it was signed for, once."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from enginelink.envelope import LIFE_S, PURPOSE_LINK, PURPOSE_SUBMIT, Claims, Key, Signer, prompt_sha256
+from worker.core.types import Phase
+from worker.lineage import Envelopes, Lineage, read_keys
+from worker.refusal import Refused
+from worker.settings import SettingsError
+
+INSTANCE = "this-start"
+KEY, OTHER_KEY = Key("one", b"1" * 32), Key("two", b"2" * 32)
+PROMPT = np.array([1, 2, 3], np.int32)
+REQUEST: dict[str, Any] = {
+    "request_id": "r",
+    "phase": Phase.CONTEXT,
+    "model": "m",
+    "conversation": "child",
+    "token_ids": PROMPT,
+}
+
+
+def write_keys(file: Path, *keys: Key) -> Path:
+    entries = [{"id": key.key_id, "secret": base64.b64encode(key.secret).decode(), "sign_from": 0} for key in keys]
+    file.write_text(json.dumps({"envelope_keys": entries}))
+    return file
+
+
+def sign(key: Key = KEY, **changes: Any) -> str:
+    now_s = int(time.time())
+    claims: dict[str, Any] = {
+        "purpose": PURPOSE_SUBMIT,
+        "iss": "edge",
+        "aud": INSTANCE,
+        "issued_s": now_s,
+        "expires_s": now_s + LIFE_S,
+        "jti": "1",
+        "request_id": "r",
+        "request_type": "context_only",
+        "model": "m",
+        "turn": "t",
+        "family": "f",
+        "conversation": "child",
+        "parent": "p",
+        "prompt_sha256": prompt_sha256(PROMPT.tobytes()),
+    }
+    return Signer(key).sign(Claims(**(claims | changes)))
+
+
+@pytest.fixture
+def envelopes(tmp_path: Path) -> Envelopes:
+    return Envelopes(write_keys(tmp_path / "keys.json", KEY), INSTANCE, required=True)
+
+
+def test_a_signed_request_has_the_lineage_that_its_envelope_states(envelopes: Envelopes) -> None:
+    assert envelopes.lineage_of(sign(), **REQUEST) == Lineage(parent="p", family="f", turn="t")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"request_id": "another"},
+        {"phase": Phase.AGGREGATED},
+        {"model": "another"},
+        {"conversation": "another"},
+        {"token_ids": np.array([1, 2, 4], np.int32)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_it_is_worth_nothing_for_another_request(envelopes: Envelopes, changes: dict[str, Any]) -> None:
+    with pytest.raises(Refused, match="lineage"):
+        envelopes.lineage_of(sign(), **(REQUEST | changes))
+
+
+@pytest.mark.parametrize("changes", [{"aud": "an-earlier-start"}, {"purpose": PURPOSE_LINK}, {"expires_s": 1}])
+def test_it_is_worth_nothing_elsewhere_later_or_for_another_purpose(
+    envelopes: Envelopes, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(Refused):
+        envelopes.lineage_of(sign(**changes), **REQUEST)
+
+
+def test_it_is_believed_once(envelopes: Envelopes) -> None:
+    envelope = sign()
+    envelopes.lineage_of(envelope, **REQUEST)
+
+    with pytest.raises(Refused):
+        envelopes.lineage_of(envelope, **REQUEST)
+
+
+def test_a_link_needs_an_envelope_only_where_others_reach_the_listener(envelopes: Envelopes) -> None:
+    with pytest.raises(Refused):
+        envelopes.require_link("")
+
+    envelopes.require_link(sign(purpose=PURPOSE_LINK))
+    Envelopes(None, INSTANCE, required=False).require_link("")
+
+
+def test_a_key_that_is_added_later_is_found(tmp_path: Path) -> None:
+    file = write_keys(tmp_path / "keys.json", KEY)
+    envelopes = Envelopes(file, INSTANCE, required=True, reread_s=0.0)
+    with pytest.raises(Refused):
+        envelopes.lineage_of(sign(OTHER_KEY), **REQUEST)
+
+    write_keys(file, KEY, OTHER_KEY)
+
+    assert envelopes.lineage_of(sign(OTHER_KEY), **REQUEST).parent == "p"
+
+
+def test_a_file_without_usable_keys_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "keys.json"
+    file.write_text('{"envelope_keys": [{"id": "short", "secret": "AAAA"}]}')
+
+    with pytest.raises(SettingsError, match=r"keys\.json', which holds no envelope keys: envelope key short"):
+        read_keys(file)
