@@ -1,4 +1,4 @@
-"""`kinroute demo`: a parent spawns two sub-agents, which finish, and returns; shows who served each and what it reused."""
+"""`kinroute demo`: a parent spawns two sub-agents, which finish, and returns; shows who served each, from what cache."""
 
 from __future__ import annotations
 
@@ -101,7 +101,8 @@ class Agent:
             "stream_options": {"include_usage": True},
         }
         began_s = time.monotonic()
-        text, usage, ttft_ms = "", {}, 0.0
+        text, ttft_ms = "", 0.0
+        usage: dict[str, Any] = {}
         try:
             with self._client.stream("POST", "/v1/chat/completions", json=body, headers=headers) as response:
                 _require_success(response)
