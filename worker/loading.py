@@ -40,10 +40,12 @@ def choose_device(settings: WorkerSettings, place: Place) -> torch.device:
 
 
 def choose_dtype(settings: WorkerSettings, device: torch.device) -> torch.dtype:
-    """`auto` is bfloat16 on CUDA and float32 on a CPU, whose bfloat16 is slower more often than not."""
-    if settings.dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype]
+    """`auto` is bfloat16 where the device computes in it, else float32."""
+    if settings.dtype != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[settings.dtype]
+    able = torch.cpu.get_capabilities()
+    is_able = device.type == "cuda" or able.get("avx512_bf16") or able.get("amx_bf16")
+    return torch.bfloat16 if is_able else torch.float32
 
 
 def shared_file(place: Place, group_nonce: bytes) -> Path:
