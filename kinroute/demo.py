@@ -1,4 +1,4 @@
-"""`kinroute demo`: a parent spawns two sub-agents, which finish, and returns; shows who served each, from what cache."""
+"""`kinroute demo`: a parent spawns two sub-agents, which finish, and returns; shows who served each, and cache hits."""
 
 from __future__ import annotations
 
