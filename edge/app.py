@@ -23,6 +23,7 @@ from edge.driver import Driver
 from edge.http.admin import Admin
 from edge.http.api import make_api
 from edge.http.application import Application
+from edge.http.asgi import App
 from edge.http.chat import Chat
 from edge.http.completions import Completions
 from edge.http.identity import Identities
@@ -41,6 +42,7 @@ from edge.worker_link import WorkerLink
 
 BAD_CONFIGURATION = 78
 READY_POLL_S = 0.05
+ADMIN_DRAIN_S = 1.0
 Say = Callable[[dict[str, str]], None]
 
 
@@ -77,20 +79,12 @@ class Edge:
         )
         metrics, recent = Metrics(), RecentRequests()
         parts = Parts(identities, admission, catalogue, self.driver, limits, metrics, recent)
-        application = Application(
-            {
-                **{kind.path: AnswerRoute(kind, parts) for kind in (Chat(), Completions())},
-                "/v1/messages": messages,
-                "/v1/messages/count_tokens": messages,
-                "/v1/responses": responses,
-            },
-            make_api(identities, catalogue, self.driver, metadata.version("kinroute")),
-        )
+        application = make_application(parts, metadata.version("kinroute"))
         admin = Admin(self.driver, admission, recent, metrics)
         self._http_socket = bind(settings.listen.http, "listen.http")
         self._admin_socket = bind(settings.listen.admin, "listen.admin")
         self._http = Server(application, limits, drain_s=settings.drain_timeout_s, tls=settings.listen.tls)
-        self._admin = Server(admin, limits, drain_s=0.0)
+        self._admin = Server(admin, limits, drain_s=ADMIN_DRAIN_S)
 
     @property
     def http_address(self) -> str:
@@ -121,6 +115,13 @@ class Edge:
         while not self.driver.model_ready:  # noqa: ASYNC110 - once a start; the fleet has no waiters
             await asyncio.sleep(READY_POLL_S)
         say({"event": "ready"})
+
+
+def make_application(parts: Parts, version: str) -> Application:
+    """What the HTTP listener serves."""
+    posts: dict[str, App] = {kind.path: AnswerRoute(kind, parts) for kind in (Chat(), Completions())}
+    posts |= {"/v1/messages": messages, "/v1/messages/count_tokens": messages, "/v1/responses": responses}
+    return Application(posts, make_api(parts.identities, parts.catalogue, parts.driver, version))
 
 
 async def _until_signalled(edge: Edge) -> None:

@@ -32,6 +32,15 @@ def configure_logs(log: Log, **bound: object) -> None:
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(**bound)
+    logging.basicConfig(handlers=[_ToStructlog()], level=max(level, logging.WARNING), force=True)
+
+
+class _ToStructlog(logging.Handler):
+    """Libraries' own log lines, in the form of ours."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log = structlog.get_logger().bind(library=record.name)
+        log.log(record.levelno, record.getMessage(), exc_info=record.exc_info)
 
 
 class Metrics:

@@ -44,12 +44,15 @@ def make_api(identities: Identities, catalogue: Catalogue, driver: Driver, versi
     async def get_version() -> dict[str, str]:
         return {"version": version}
 
-    @api.api_route("/live", methods=["GET", "HEAD"])
-    @api.api_route("/health", methods=["GET", "HEAD"], include_in_schema=False)
+    @api.get("/live")
+    @api.get("/health", include_in_schema=False)
+    @api.head("/live", include_in_schema=False)
+    @api.head("/health", include_in_schema=False)
     async def live() -> Response:
         return Response("live", media_type="text/plain")
 
-    @api.api_route("/ready", methods=["GET", "HEAD"])
+    @api.get("/ready")
+    @api.head("/ready", include_in_schema=False)
     async def ready() -> Response:
         if driver.model_ready:
             return Response("ready", media_type="text/plain")

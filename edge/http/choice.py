@@ -9,6 +9,9 @@ from edge.core.types import FinishReason, Receipt, TokenLogprob, Usage
 from edge.driver import Running
 from edge.http.answer import AnswerText
 
+LOGPROB_CHARS = 200
+"""What a token's log probabilities count for among the characters that wait."""
+
 
 class Choice:
     """Collects one turn's answer. `woken` is called whenever there is more to take, or the choice ended.
@@ -79,7 +82,7 @@ class Choice:
             reason = self._end(FinishReason.STOP)
             if self.running is not None:
                 self.running.stop(reason)
-        elif self._max_pending is not None and self.text.pending_chars > self._max_pending:
+        elif self._max_pending is not None and self._pending_chars > self._max_pending:
             self._overfull()
         self._woken()
 
@@ -109,6 +112,10 @@ class Choice:
     def take_logprobs(self) -> list[TokenLogprob]:
         taken, self.logprobs = self.logprobs, []
         return taken
+
+    @property
+    def _pending_chars(self) -> int:
+        return self.text.pending_chars + LOGPROB_CHARS * len(self.logprobs)
 
     def _end(self, reason: FinishReason) -> FinishReason:
         self.finish_reason = FinishReason.TOOL_CALLS if self.text.has_calls else reason

@@ -10,7 +10,7 @@ from typing import Any
 import structlog
 
 from edge.core.admission import Admission
-from edge.core.errors import EdgeError
+from edge.core.errors import Code, EdgeError
 from edge.driver import Driver
 from edge.http.answering import Answering
 from edge.http.asgi import Receive, Scope, Send, request_id
@@ -109,6 +109,8 @@ class AnswerRoute:
         believed = parts.identities.lineage(caller, values, asked.identifying_content)
         record.ignored_lineage = believed.ignored
         salt = parts.identities.cache_salt(caller, values)
+        if not parts.driver.max_context_length:
+            raise EdgeError(Code.OVERLOADED, "No worker is ready.", retryable=True, retry_after_s=1.0)
         turns = make_turns(
             asked,
             await asked.tokenize(salt),
