@@ -66,6 +66,16 @@ class Connection:
             raise ConnectionResetError("the other end closed the connection")
         return data + await self.receive(num_bytes - len(data)), descriptors
 
+    def require_silence(self) -> None:
+        """While nothing is due from the other end. Raises OSError where it has closed, or sent something."""
+        try:
+            early = self.socket.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return
+        raise ConnectionResetError(
+            "the other end spoke out of turn" if early else "the other end closed the connection"
+        )
+
     def watch(self, on_input: Callable[[], None]) -> None:
         """While nobody reads: call it when the other end closes, or sends what nobody asked for."""
         self._loop.add_reader(self.socket.fileno(), on_input)

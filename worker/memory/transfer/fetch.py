@@ -77,6 +77,7 @@ class Fetcher:
         for copied in self._pages.copy_from(rows, source_pages, source_heads, pages, self._own_heads(overlap)):
             fetched.shared_bytes += copied
             await asyncio.sleep(0)
+            peer.connection.require_silence()
         await peer.ask(self._request(Kind.CONFIRM, ref), secret)
         return pool
 
