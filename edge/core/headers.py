@@ -12,7 +12,9 @@ MAX_ID_BYTES = 256
 MAX_TOKEN_BYTES = 2048
 LINEAGE_HEADER = "x-kinroute-lineage"
 CODEX_SIDE_TASKS = {"compact", "memory_consolidation", "review"}
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+_AGAIN = "\n"
+"""Between the values of a header that was given more than once; no header can carry it."""
 _INTERNAL = re.compile(r"^(x-trtllm-|openengine-|x-kinroute-internal-)|^kinroute-lineage$")
 
 
@@ -21,6 +23,7 @@ class Claim:
     """What the caller says, in its own words, unproven. `root`: the family's first conversation, where it is carried.
 
     `explicit`: said in our own headers, so it is refused where it may not be believed; an agent's are ignored instead.
+    `placement`: what the request should be near, without being its child.
     """
 
     family: str = ""
@@ -63,21 +66,33 @@ Values = Mapping[str, str]
 def fold(raw: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Names in lower case with dashes, values trimmed, blank ones absent, internal ones dropped in every spelling.
 
-    Raises EdgeError where one name has two values.
+    `raw`: as bytes that were read as Latin-1. Of a name with different values the first two are kept, a line each: many
+    headers may be repeated, and whoever reads an id or a key refuses two.
     """
     folded: dict[str, str] = {}
     for name, value in raw:
-        key = name.lower().replace("_", "-")
-        trimmed = value.strip()
+        key = _fold_name(name)
+        trimmed = _as_utf8(value.strip(" \t"))
         if not trimmed or _INTERNAL.search(key):
             continue
-        if folded.setdefault(key, trimmed) != trimmed and _is_ours_to_read(key):
-            raise EdgeError(Code.INVALID, f"The header {key} is given twice with different values.", param=key)
+        before = folded.setdefault(key, trimmed)
+        if trimmed != before and _AGAIN not in before:
+            folded[key] = before + _AGAIN + trimmed
     return folded
 
 
-def _is_ours_to_read(key: str) -> bool:
-    return key.startswith("x-") or key in ("thread-id", "session-id")
+def _fold_name(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def _as_utf8(value: str) -> str:
+    """The same bytes as UTF-8 if they are that, so that an id is one id in a header and in a body."""
+    if value.isascii():
+        return value
+    try:
+        return value.encode("latin-1").decode()
+    except UnicodeError:
+        return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +123,8 @@ class HeaderFamilies:
             return None
         if token is not None:
             raise EdgeError(
-                Code.NOT_IMPLEMENTED,
-                f"Lineage tokens are not taken yet: name the parent in {parent}.",
+                Code.INVALID,
+                f"Lineage tokens are not taken here: name the parent in {parent}.",
                 param=LINEAGE_HEADER,
             )
         return Claim(
@@ -137,8 +152,8 @@ class HeaderFamilies:
             return Claim("claude-code", session, root=session)
         return Claim(
             "claude-code",
-            conversation=f"{session}/{agent}",
-            parent=session if parent is None else f"{session}/{parent}",
+            conversation=_agent_id(session, agent),
+            parent=session if parent is None else _agent_id(session, parent),
             root=session,
         )
 
@@ -160,19 +175,34 @@ class HeaderFamilies:
         return Claim("opencode", _agreeing(headers, names), parent)
 
     def _others(self, headers: Values, body_conversation: str | None, cache_key: str | None) -> Claim:
-        own = body_conversation if body_conversation is not None else _agreeing(headers, self.names.others)
-        parent = _value(headers, self.names.others_parent) if self.names.others_parent else None
-        if body_conversation is not None:
-            _require_id("conversation_params.conversation_id", body_conversation, MAX_ID_BYTES)
-        if cache_key is not None:
-            _require_id("prompt_cache_key", cache_key, MAX_ID_BYTES)
+        own = _body_id("conversation_params.conversation_id", body_conversation)
+        if own is None:
+            own = _agreeing(headers, self.names.others)
+        parent_name = _fold_name(self.names.others_parent)
+        parent = _value(headers, parent_name) if parent_name else None
+        near = _body_id("prompt_cache_key", cache_key)
         family = "other" if own is not None or parent is not None else ""
-        return Claim(family, own or None, parent, placement=cache_key)
+        # Beside its own id, the key would part it from its children: they know it by that id alone.
+        return Claim(family, own, parent, placement=near if own is None else None)
+
+
+def _agent_id(session: str, agent: str) -> str:
+    """Joined by what neither can hold, so that no session id passes for a session and an agent."""
+    return f"{session}\0{agent}"
+
+
+def _body_id(name: str, value: str | None) -> str | None:
+    trimmed = "" if value is None else value.strip(" \t")
+    if trimmed:
+        _require_id(name, trimmed, MAX_ID_BYTES)
+    return trimmed or None
 
 
 def _value(headers: Values, name: str, max_bytes: int = MAX_ID_BYTES) -> str | None:
     value = headers.get(name)
     if value is not None:
+        if _AGAIN in value:
+            raise EdgeError(Code.INVALID, f"{name} is given twice with different values.", param=name)
         _require_id(name, value, max_bytes)
     return value
 
@@ -193,7 +223,7 @@ def _flag(headers: Values, name: str) -> bool:
 
 
 def _require_id(name: str, value: str, max_bytes: int) -> None:
-    if len(value.encode(errors="surrogateescape")) > max_bytes:
+    if len(value.encode(errors="surrogatepass")) > max_bytes:
         raise EdgeError(Code.INVALID, f"{name} is longer than {max_bytes} bytes.", param=name)
     if _CONTROL.search(value):
         raise EdgeError(Code.INVALID, f"{name} has control characters.", param=name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from edge.core.errors import Code, EdgeError
 from edge.core.headers import Claim
 from edge.core.namespace import Namespace
-from edge.core.types import ConversationKey, FamilyKey, Lineage, Principal, Scope
+from edge.core.types import FamilyKey, Lineage, Principal, Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,17 +30,21 @@ def believe(claim: Claim, principal: Principal, namespace: Namespace, content: b
         raise EdgeError(Code.FORBIDDEN, "This key may not name a parent: it lacks the scope affinity.")
     ignored = "" if may or not hinted else f"{claim.family}: no scope affinity"
     parent_id = claim.parent if may and claim.parent != claim.conversation else None
+    # Who may not name a parent may not name a root either: then a child is a family of its own.
+    root_id = claim.root if may else None
     parent = namespace.conversation(principal, parent_id) if parent_id is not None else None
     if claim.conversation is not None:
         own = namespace.conversation(principal, claim.conversation)
     else:
         own = namespace.derived(principal, parent_id or "", content)
+    # Placement depends on the request alone: the root where it is carried, else the parent, else itself.
+    near = root_id or parent_id or claim.placement
     return Believed(
         Lineage(
             conversation=own,
-            family=_family(claim, principal, namespace, own, parent),
+            family=FamilyKey(own if near is None else namespace.conversation(principal, near)),
             parent=parent,
-            depth=0 if parent is None else 1,
+            depth=_depth(parent_id, root_id),
             final=claim.final and may,
             side=claim.side,
         ),
@@ -48,14 +52,8 @@ def believe(claim: Claim, principal: Principal, namespace: Namespace, content: b
     )
 
 
-def _family(
-    claim: Claim, principal: Principal, namespace: Namespace, own: ConversationKey, parent: ConversationKey | None
-) -> FamilyKey:
-    """Placement depends on the request alone: the root where it is carried, else the parent, else itself."""
-    if claim.root is not None:
-        return FamilyKey(namespace.conversation(principal, claim.root))
-    if parent is not None:
-        return FamilyKey(parent)
-    if claim.placement is not None:
-        return FamilyKey(namespace.conversation(principal, claim.placement))
-    return FamilyKey(own)
+def _depth(parent_id: str | None, root_id: str | None) -> int:
+    """As far as one request shows it: two where the parent is not the root that is carried with it."""
+    if parent_id is None:
+        return 0
+    return 1 if root_id is None or root_id == parent_id else 2

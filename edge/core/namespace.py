@@ -42,7 +42,7 @@ class Namespace:
     def _hash(self, purpose: bytes, *parts: str) -> bytes:
         mac = hmac.new(self._key, purpose, hashlib.sha256)
         for part in parts:
-            data = part.encode()
+            data = part.encode(errors="surrogatepass")
             mac.update(len(data).to_bytes(4, "little"))
             mac.update(data)
         return mac.digest()

@@ -1,0 +1,205 @@
+"""Which header says what, and which is believed to have said nothing."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edge.core.errors import Code, EdgeError
+from edge.core.headers import Claim, HeaderFamilies, HeaderNames, fold
+from tests.edge.core.agents import AGENTS, CLAUDE_CODE, CLAUDE_SESSION, CODEX, COMMON, Headers
+
+FAMILIES = HeaderFamilies()
+
+
+def read(*raw: tuple[str, str], body: str | None = None, cache_key: str | None = None) -> Claim:
+    return FAMILIES.read(fold(raw), body_conversation=body, cache_key=cache_key)
+
+
+def refused(*raw: tuple[str, str], body: str | None = None, cache_key: str | None = None) -> str | None:
+    with pytest.raises(EdgeError) as caught:
+        read(*raw, body=body, cache_key=cache_key)
+    assert caught.value.code is Code.INVALID
+    return caught.value.param
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_an_agents_child_names_what_its_parent_calls_itself(agent: str) -> None:
+    sent = AGENTS[agent]
+    root, child, grandchild = (read(*sent[who]) for who in ("root", "child", "grandchild"))
+
+    assert {claim.family for claim in (root, child, grandchild)} == {agent}
+    assert root.parent is None
+    assert child.parent == root.conversation
+    assert grandchild.parent == child.conversation
+    assert len({root.conversation, child.conversation, grandchild.conversation}) == 3
+    assert not root.explicit
+
+
+def test_claude_codes_agents_carry_their_root() -> None:
+    assert [read(*sent).root for sent in CLAUDE_CODE.values()] == [CLAUDE_SESSION] * 3
+
+
+def test_a_session_id_cannot_pass_for_a_session_and_an_agent() -> None:
+    session, agent = "x-claude-code-session-id", "x-claude-code-agent-id"
+
+    assert read((session, "a"), (agent, "b")).conversation not in (
+        read((session, f"a{joint}b")).conversation for joint in ("/", ":", "-", "")
+    )
+
+
+@pytest.mark.parametrize("task", ["compact", "memory_consolidation", "review"])
+def test_a_side_task_of_codex_is_beside_its_parent_and_not_its_child(task: str) -> None:
+    claim = read(*CODEX["child"][:-1], ("X-OpenAI-Subagent", task))
+
+    assert (claim.parent, claim.placement, claim.side) == (None, "t-1", True)
+
+
+def test_codex_without_a_thread_is_known_by_its_session() -> None:
+    assert read(("session-id", "s-1")).conversation == "s-1"
+
+
+def test_only_our_own_headers_are_explicit() -> None:
+    claim = read(
+        ("X-Kinroute-Conversation-ID", "c"), ("X-Kinroute-Parent-ID", "p"), ("X-Kinroute-Conversation-Final", "TRUE")
+    )
+
+    assert claim == Claim("kinroute", "c", "p", final=True, explicit=True)
+
+
+def test_the_first_family_that_is_present_wins_and_later_ones_are_not_read() -> None:
+    order = [
+        ("kinroute", ("x-kinroute-parent-id", "p")),
+        ("dynamo", ("x-dynamo-session-id", "d")),
+        ("claude-code", ("x-claude-code-session-id", "c")),
+        ("codex", ("thread-id", "t")),
+        ("opencode", ("x-opencode-session", "o")),
+        ("other", ("x-litellm-session-id", "l")),
+    ]
+    for at, (family, _) in enumerate(order):
+        assert read(*(header for _, header in reversed(order[at:]))).family == family
+
+    assert read(("x-dynamo-session-id", "d"), ("x-opencode-session", "\x01"), cache_key="\x01").family == "dynamo"
+
+
+def test_a_body_wins_over_the_headers_of_its_row_only() -> None:
+    assert read(("x-litellm-session-id", "header"), body="body").conversation == "body"
+    assert read(("x-litellm-session-id", "header"), body="  ").conversation == "header"
+    assert read(("thread-id", "codex"), body="body").conversation == "codex"
+
+
+def test_a_prompt_cache_key_serves_placement_where_there_is_no_id() -> None:
+    assert read(cache_key="k") == Claim(placement="k")
+    assert read(body="c", cache_key="k").placement is None
+
+
+def test_the_configured_header_names_a_parent_in_any_spelling() -> None:
+    families = HeaderFamilies(HeaderNames(others_parent="My_Parent"))
+
+    for name in ("My_Parent", "my-parent", "MY-PARENT"):
+        assert families.read(fold([(name, "p")])).parent == "p"
+    assert read(("my-parent", "p")) == Claim()
+
+
+def test_a_correlation_id_says_nothing() -> None:
+    assert read(("x-correlation-id", "c")) == Claim()
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        [("thread-id", "a"), ("Thread_Id", "b")],
+        [("X-Kinroute-Parent-ID", "a"), ("x-kinroute-parent-id", "b")],
+        [("x-opencode-session", "a"), ("x-session-affinity", "b")],
+        [("x-litellm-session-id", "a"), ("x-session-id", "b")],
+        [("X-Kinroute-Conversation-Final", "true"), ("x-kinroute-conversation-final", "false")],
+        [("X-Kinroute-Conversation-Final", "yes")],
+        [("x-session-affinity", "a" * 257)],
+        [("x-session-affinity", "é".encode().decode("latin-1") * 129)],
+        [("x-session-affinity", "a\x1fb")],
+        [("x-session-affinity", "\x1fa")],
+        [("x-kinroute-lineage", "eyJ")],
+    ],
+)
+def test_what_contradicts_itself_is_too_long_or_unprintable_is_refused_by_name(raw: Headers) -> None:
+    assert refused(*raw) == raw[0][0].lower().replace("_", "-")
+
+
+def test_a_body_is_bounded_as_headers_are() -> None:
+    assert refused(body="a" * 257) == "conversation_params.conversation_id"
+    assert refused(body="a\n") == "conversation_params.conversation_id"
+    assert refused(body="\ud800" * 86) == "conversation_params.conversation_id"
+    assert refused(cache_key="k\0") == "prompt_cache_key"
+
+
+def test_the_same_value_twice_is_one_value() -> None:
+    assert read(("thread-id", "a"), ("Thread_Id", " a ")).conversation == "a"
+    assert read(("x-opencode-session", "a"), ("x-session-id", "a")).conversation == "a"
+
+
+def test_a_header_that_nobody_reads_may_be_repeated() -> None:
+    assert read(*COMMON) == Claim()
+
+
+def test_a_blank_header_is_absent() -> None:
+    assert read(("x-kinroute-parent-id", " "), ("thread-id", "t")).family == "codex"
+
+
+def test_an_id_is_the_same_in_a_header_and_in_a_body() -> None:
+    assert read(("x-litellm-session-id", "kind-é".encode().decode("latin-1"))) == read(body="kind-é")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x-trtllm-subagent-affinity-id",
+        "X-TRTLLM-Subagent-Affinity-Auth",
+        "x_trtllm_subagent_affinity_id",
+        "openengine-priority",
+        "OpenEngine_Tenant",
+        "kinroute-lineage",
+        "Kinroute_Lineage",
+        "X-Kinroute_Internal-Worker",
+    ],
+)
+def test_internal_headers_from_outside_are_dropped_in_every_spelling(name: str) -> None:
+    assert fold([(name, "forged"), (name, "twice")]) == {}
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([name for name, _ in COMMON] + ["x-session-id"]), st.text("aB \t", max_size=3)))
+)
+def test_folding_again_changes_nothing(raw: Headers) -> None:
+    once = fold(raw)
+
+    assert fold(once.items()) == once
+
+
+names = st.sampled_from(
+    [
+        "x-kinroute-conversation-id",
+        "X_Kinroute_Parent_ID",
+        "x-claude-code-session-id",
+        "x-claude-code-agent-id",
+        "thread-id",
+        "x-openai-subagent",
+        "x-session-id",
+        "x-parent-session-id",
+        "x-dynamo-session-final",
+    ]
+)
+values = st.text(st.characters(max_codepoint=255), max_size=8) | st.sampled_from(["true", "review", "a" * 300])
+
+
+@given(st.lists(st.tuples(names, values), max_size=6), st.none() | st.text(max_size=4), st.none() | st.text(max_size=4))
+def test_whatever_is_sent_is_read_or_refused(raw: Headers, body: str | None, cache_key: str | None) -> None:
+    try:
+        claim = read(*raw, body=body, cache_key=cache_key)
+    except EdgeError as error:
+        code = error.code
+    else:
+        code = Code.INVALID
+        assert claim.conversation != ""
+        assert claim.parent != ""
+    assert code is Code.INVALID
