@@ -26,7 +26,7 @@ class AnswerText:
         self.pending_chars = 0
 
     @property
-    def has_calls(self) -> bool:
+    def calls_tools(self) -> bool:
         return self._parser is not None and self._parser.calls > 0
 
     def push(self, token_ids: Sequence[int]) -> bool:

@@ -118,5 +118,5 @@ class Choice:
         return self.text.pending_chars + LOGPROB_CHARS * len(self.logprobs)
 
     def _end(self, reason: FinishReason) -> FinishReason:
-        self.finish_reason = FinishReason.TOOL_CALLS if self.text.has_calls else reason
+        self.finish_reason = FinishReason.TOOL_CALLS if self.text.calls_tools else reason
         return self.finish_reason

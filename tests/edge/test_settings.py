@@ -1,0 +1,134 @@
+"""An edge's configuration: what is wrong is named, with its value and what is allowed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from edge.settings import SettingsError, load_settings, read_secret
+
+GOOD: dict[str, Any] = {
+    "model": {"name": "m", "path": "/models/m"},
+    "keys_file": "/keys.json",
+    "generation_servers": ["127.0.0.1:7100"],
+}
+
+
+def write(folder: Path, values: object) -> Path:
+    file = folder / "edge.yaml"
+    file.write_text(yaml.safe_dump(values))
+    return file
+
+
+def problem(folder: Path, values: dict[str, Any], environment: dict[str, str] | None = None) -> str:
+    with pytest.raises(SettingsError) as refused:
+        load_settings(write(folder, values), environment or {})
+    return str(refused.value)
+
+
+def test_what_is_left_out_has_a_default(tmp_path: Path) -> None:
+    settings = load_settings(write(tmp_path, GOOD), {})
+
+    assert settings.listen.http == "127.0.0.1:8000"
+    assert settings.router.type == "conversation"
+    assert settings.router.spill_depth == 4
+    assert settings.context_servers == ()
+
+
+def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
+    environment = {
+        "KINROUTE_EDGE_LISTEN__HTTP": "127.0.0.1:9000",
+        "KINROUTE_EDGE_CONTEXT_SERVERS": "[127.0.0.1:1, 127.0.0.1:2]",
+        "KINROUTE_WORKER_MODEL": "not ours",
+    }
+
+    settings = load_settings(write(tmp_path, GOOD | {"listen": {"admin": "127.0.0.1:9001"}}), environment)
+
+    assert settings.listen.http == "127.0.0.1:9000"
+    assert settings.listen.admin == "127.0.0.1:9001"
+    assert settings.context_servers == ("127.0.0.1:1", "127.0.0.1:2")
+
+
+def test_the_environment_alone_is_enough() -> None:
+    environment = {
+        "KINROUTE_EDGE_MODEL__NAME": "m",
+        "KINROUTE_EDGE_MODEL__PATH": "/models/m",
+        "KINROUTE_EDGE_GENERATION_SERVERS": "[127.0.0.1:1]",
+        "KINROUTE_EDGE_LISTEN__ALLOW_ANONYMOUS": "true",
+    }
+
+    assert load_settings(None, environment).model.name == "m"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"modle": {}}, "modle is an unknown key"),
+        ({"modle": {}}, "did you mean model?"),
+        ({"listen": {"htpp": "x"}}, "listen.htpp is an unknown key"),
+        ({"auth": {"jwt": {"secret": "x"}}}, "auth.jwt.secret is an unknown key"),
+        ({"auth": {"jwt": {"secret": "x"}}}, "did you mean secret_file?"),
+        ({"zzz": 1}, "known keys there are listen, model,"),
+        ({"router": {"type": "random"}}, "router.type is 'random'"),
+        ({"router": {"type": "random"}}, "'conversation', 'load_balancing' or 'round_robin'"),
+        ({"router": {"spill_depth": 0}}, "router.spill_depth is 0"),
+        ({"limits": {"body_bytes": "big"}}, "limits.body_bytes is 'big'"),
+        ({"listen": {"http": "8000"}}, "listen.http is '8000'"),
+        ({"listen": {"http": "8000"}}, "must be host:port"),
+        ({"generation_servers": []}, "generation_servers is []"),
+        ({"generation_servers": ["w:0"]}, "port 0"),
+        ({"keys_file": None}, "keys_file is missing"),
+        ({"model": {"name": "m"}}, "model.path is missing"),
+        ({"model": {"name": "m"}}, "KINROUTE_EDGE_MODEL__PATH"),
+        ({"model": {"name": "m", "aliases": ["m"], "path": "/m"}}, "model.aliases holds 'm'"),
+        ({"listen": {"http": "0.0.0.0:8000"}}, "listen.allow_plaintext"),
+        (
+            {"listen": {"http": "0.0.0.0:8000", "allow_plaintext": True, "allow_anonymous": True}},
+            "listen.allow_anonymous is true",
+        ),
+        ({"listen": {"admin": "0.0.0.0:8001"}}, "must be a loopback address"),
+        ({"listen": {"http": "127.0.0.1:80", "admin": "127.0.0.1:80"}}, "give each its own port"),
+    ],
+)
+def test_a_wrong_value_names_itself_and_what_is_allowed(tmp_path: Path, values: dict[str, Any], expected: str) -> None:
+    assert expected in problem(tmp_path, GOOD | values)
+
+
+@pytest.mark.parametrize(
+    "listen",
+    [
+        {"http": "0.0.0.0:8000", "allow_plaintext": True},
+        {"http": "10.0.0.1:8000", "tls": {"certificate_file": "/c", "key_file": "/k"}},
+        {"http": "[::1]:8000"},
+        {"http": "localhost:8000", "allow_anonymous": True},
+    ],
+)
+def test_a_listener_that_is_protected_may_start(tmp_path: Path, listen: dict[str, Any]) -> None:
+    assert load_settings(write(tmp_path, GOOD | {"listen": listen}), {}).listen.http == listen["http"]
+
+
+def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="cannot be read"):
+        load_settings(tmp_path / "nothing.yaml", {})
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("a: [")
+    with pytest.raises(SettingsError, match=r"broken\.yaml is not YAML"):
+        load_settings(broken, {})
+    broken.write_text("- a")
+    with pytest.raises(SettingsError, match="must be a mapping"):
+        load_settings(broken, {})
+
+
+def test_a_secret_is_read_from_its_file_without_the_lines_end(tmp_path: Path) -> None:
+    file = tmp_path / "secret"
+    file.write_text("hush\n")
+    assert read_secret(file, "auth.jwt.secret_file") == b"hush"
+
+    file.write_text("\n")
+    with pytest.raises(SettingsError, match=r"auth\.jwt\.secret_file is .* the file is empty"):
+        read_secret(file, "auth.jwt.secret_file")
+    with pytest.raises(SettingsError, match="cannot be read"):
+        read_secret(tmp_path / "nothing", "auth.jwt.secret_file")
