@@ -8,6 +8,7 @@ its keys and values as they come, not from its pages.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -97,7 +98,8 @@ class GatheredAttention:
         else:
             torch.index_select(self._block_rows[layer * 2 * self._heads :], 0, group.blocks, out=group.buffer)
             assert group.buffer is not None
-            keys, values = group.buffer.view(2, sequences, self._heads, -1, self._dim)
+            longest = int(group.context_lens.max())
+            keys, values = group.buffer.view(2, sequences, self._heads, -1, self._dim)[:, :, :, :longest]
         if new == 1:
             # A KV head's query heads stand in as its query positions: all of them see the same keys.
             queries = q.reshape(sequences, self._heads, -1, self._dim)
@@ -112,7 +114,7 @@ class GatheredAttention:
         return answer[0].transpose(0, 1)
 
     def _mask(self, group: _Group, width: int, window: int | None) -> Tensor | None:
-        """Bool [S, 1, new, width]: what each new token sees; None if that is everything."""
+        """[S, 1, new, width], to be added to scores: 0 for what a new token sees, else -inf. None if it sees all."""
         if window not in group.masks:
             lens = group.context_lens[:, None]
             at = (lens - group.new + np.arange(group.new))[:, :, None]
@@ -120,12 +122,16 @@ class GatheredAttention:
             seen = positions <= at
             if window is not None:
                 seen &= positions > at - window
-            group.masks[window] = None if seen.all() else self._to_device(seen[:, None])
+            group.masks[window] = None if seen.all() else self._hiding(~seen[:, None])
         return group.masks[window]
 
-    def _to_device(self, array: npt.NDArray[np.generic]) -> Tensor:
-        tensor = torch.from_numpy(array)
-        return (tensor if tensor.dtype == torch.bool else tensor.long()).to(self._device)
+    def _hiding(self, hidden: npt.NDArray[np.bool_]) -> Tensor:
+        """Made once a step: every layer would have to turn a mask of booleans into this."""
+        at = torch.from_numpy(hidden).to(self._device)
+        return torch.zeros(at.shape, dtype=self._block_rows.dtype, device=self._device).masked_fill_(at, -torch.inf)
+
+    def _to_device(self, numbers: npt.NDArray[np.integer[Any]]) -> Tensor:
+        return torch.from_numpy(numbers).to(self._device, torch.long)
 
 
 def _similar(sequences: Indices, context_lens: npt.NDArray[np.int32]) -> list[Indices]:
