@@ -63,7 +63,7 @@ class Live:
         """Why the answer ends with the last token of `output`, and which token stopped it."""
         stopping = self.request.stopping
         count = len(self.output)
-        if count and count >= stopping.min_tokens and self.output[-1] in stopping.stop_token_ids:
+        if count > stopping.min_tokens and self.output[-1] in stopping.stop_token_ids:
             return FinishReason.STOP, self.output[-1]
         if count >= stopping.max_tokens:
             return FinishReason.LENGTH, None

@@ -36,6 +36,15 @@ def test_a_stop_token_ends_the_answer_and_is_named() -> None:
     assert engine.step(STOP) == [Started(ONE, 0), TokenOut(ONE, STOP), Finished(ONE, FinishReason.STOP, STOP)]
 
 
+def test_a_stop_token_before_the_least_number_of_tokens_ends_nothing() -> None:
+    engine = make_engine()
+    engine.submit(1, [1, 2, 3], max_tokens=5, min_tokens=2, stop=frozenset({STOP}))
+
+    told = engine.run(STOP)
+
+    assert told == [Started(ONE, 0), *[TokenOut(ONE, STOP)] * 3, Finished(ONE, FinishReason.STOP, STOP)]
+
+
 def test_a_long_prompt_is_prefilled_in_chunks_and_sampled_after_the_last() -> None:
     engine = make_engine(max_num_tokens=3)
     engine.submit(1, [1, 2, 3, 4, 5, 6, 7])
@@ -121,6 +130,18 @@ def test_a_match_that_ends_inside_a_block_copies_the_page_and_does_not_count_as_
     assert batch.positions.tolist() == [7]
 
 
+def test_a_page_is_copied_once_however_many_chunks_follow() -> None:
+    engine = make_engine(tokens_per_block=4, enable_partial_reuse=True, max_num_tokens=4)
+    engine.submit(1, [1, 2, 3, 4])
+    engine.run()
+    engine.submit(2, [1, 2, 3, 9, 10, 11, 12, 13, 14, 15])
+
+    engine.run()
+
+    copies = [len(work.batch.page_copies) for work in engine.works if work.batch is not None]
+    assert copies == [0, 1, 0]
+
+
 def test_a_page_to_copy_is_not_evicted_by_the_very_plan_that_copies_it() -> None:
     engine = make_engine(num_pages=2, tokens_per_block=4, enable_partial_reuse=True)
     engine.submit(1, [1, 2, 3, 4])
@@ -168,8 +189,9 @@ def test_a_request_that_bypasses_the_cache_computes_everything() -> None:
     assert engine.computed() == [[1, 2, 3, 4, 5]]
 
 
-def test_siblings_admitted_together_prefill_their_common_prompt_once() -> None:
-    engine = make_engine(num_pages=32, max_num_tokens=4)
+@pytest.mark.parametrize("max_num_tokens", [3, 64])
+def test_siblings_admitted_together_prefill_their_common_prompt_once(max_num_tokens: int) -> None:
+    engine = make_engine(num_pages=32, max_num_tokens=max_num_tokens)
     common = [1, 2, 3, 4, 5, 6]
     for key in range(1, 5):
         engine.submit(key, [*common, 10 + key, 20 + key])
@@ -233,6 +255,18 @@ def test_a_request_is_not_admitted_into_pages_that_a_running_prefill_is_going_to
 
     assert [one.key for one in told if isinstance(one, Finished)] == [1, 2]
     assert [decision.subject for decision in engine.replica.decisions if decision.act == "admit"] == [1, 2]
+
+
+def test_cached_blocks_that_a_request_would_keep_do_not_count_as_room_for_it() -> None:
+    engine = make_engine(num_pages=6)
+    engine.submit(1, [1, 2, 3, 4])
+    engine.run()
+    engine.submit(2, [5, 5], max_tokens=4)
+    engine.submit(3, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12])
+
+    told = engine.run()
+
+    assert told.index(Finished(TWO, FinishReason.LENGTH)) < told.index(Started(THREE, 4))
 
 
 def test_a_pool_with_one_page_serves_what_fits_and_refuses_the_rest() -> None:
@@ -367,6 +401,19 @@ def test_a_generation_leg_pulls_only_what_its_own_tree_lacks() -> None:
     assert outputs == [Started(TWO, 4)]
     (pull,) = engine.work.pulls
     assert (pull.first_block, len(pull.pages)) == (2, 2)
+
+
+@pytest.mark.parametrize(("max_batch_size", "max_num_tokens"), [(2, 64), (8, 2)])
+def test_legs_that_wait_for_their_pages_have_their_places_in_the_batch(
+    max_batch_size: int, max_num_tokens: int
+) -> None:
+    engine = make_engine(num_pages=32, max_batch_size=max_batch_size, max_num_tokens=max_num_tokens)
+    for key in (1, 2, 3):
+        generation(engine, key, [key, key])
+
+    engine.step()
+
+    assert [pull.request for pull in engine.work.pulls] == [1, 2]
 
 
 def test_a_generation_leg_that_has_every_block_pulls_nothing_and_lets_the_source_go() -> None:
