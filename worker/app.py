@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
+from worker.exits import ExitCode
 from worker.launcher import launch
 from worker.settings import SettingsError, WorkerSettings
 from worker.telemetry import configure_logs
@@ -23,5 +24,5 @@ def run_worker(settings: WorkerSettings) -> int:
         place = Place.from_environment(settings)
     except SettingsError as error:
         sys.stderr.write(f"{error}\n")
-        return 78
+        return ExitCode.CONFIGURATION
     return run_rank(settings, place)

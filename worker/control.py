@@ -280,7 +280,9 @@ class Follower:
         self._channel.send(Kind.REPORT, REPORT.pack(number) + digest)
 
     def pulled(self, pulled: Pulled) -> None:
-        self._channel.send(Kind.PULLED, msgspec.msgpack.encode(pulled))
+        # If rank 0 is gone, `run` ends this rank.
+        with contextlib.suppress(OSError):
+            self._channel.send(Kind.PULLED, msgspec.msgpack.encode(pulled))
 
     def checked(self, answer: bytes) -> None:
         self._channel.send(Kind.CHECKED, answer)

@@ -129,7 +129,10 @@ class Link:
         self._happened.append((active, output))
 
     def flush(self) -> None:
-        """What happened becomes one Step; tokens that came alone go into its columns."""
+        """What happened becomes one Step; tokens that came alone go into its columns.
+
+        A Step may be empty but for the load, which the end of a pin changes.
+        """
         happened, self._happened = self._happened, []
         times = Counter(active.handle for active, _ in happened)
         handles, token_ids = array("I"), array("I")
@@ -142,9 +145,8 @@ class Link:
                 self._by_handle.pop(active.handle, None)
             else:
                 step.events.append(self._event(active, output))
-        if handles or step.events:
-            step.handles, step.token_ids = handles.tobytes(), token_ids.tobytes()
-            self._send(step)
+        step.handles, step.token_ids = handles.tobytes(), token_ids.tobytes()
+        self._send(step)
 
     def _event(self, active: Active, output: Told) -> link_pb2.Event:
         event = link_pb2.Event(handle=active.handle)
