@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import secrets
 import signal
@@ -97,6 +98,9 @@ class Edge:
     async def serve(self, stop: asyncio.Event, say: Say) -> None:
         """Until `stop` is set; then no new connection is taken, and answers go on for the drain timeout at most."""
         say({"event": "listening", "http": self.http_address, "admin": self.admin_address})
+        # All that was built until here lives as long as the process: the collector need not look at it again and again.
+        gc.collect()
+        gc.freeze()
         async with asyncio.TaskGroup() as tasks:
             driving = tasks.create_task(self.driver.run())
             administering = tasks.create_task(self._admin.serve([self._admin_socket]))

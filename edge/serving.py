@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 from collections.abc import Iterator
 from typing import Any, cast
 
 import uvicorn
 
 from edge.http.asgi import App
-from edge.http.protocol import Deadlines, protocol_with
+from edge.http.protocol import Guards, protocol_with
 from edge.settings import Limits, SettingsError, Tls, split_address
 
 BACKLOG = 2048
@@ -44,7 +45,8 @@ class Server(uvicorn.Server):
     """Serves `app` until `should_exit` is set, then lets answers go on for `drain_s` at most."""
 
     def __init__(self, app: App, limits: Limits, *, drain_s: float, tls: Tls | None = None) -> None:
-        deadlines = Deadlines(
+        guards = Guards(
+            limits.connections,
             limits.header_bytes,
             limits.header_timeout_s,
             limits.body_timeout_s,
@@ -53,7 +55,7 @@ class Server(uvicorn.Server):
         )
         config = uvicorn.Config(
             cast("Any", app),
-            http=protocol_with(deadlines),
+            http=protocol_with(guards),
             ws="none",
             lifespan="off",
             interface="asgi3",
@@ -66,6 +68,11 @@ class Server(uvicorn.Server):
             ssl_certfile=None if tls is None else str(tls.certificate_file),
             ssl_keyfile=None if tls is None else str(tls.key_file),
         )
+        try:
+            config.load()
+        except (OSError, ssl.SSLError) as error:
+            files = "" if tls is None else f"{tls.certificate_file} and {tls.key_file}"
+            raise SettingsError(f"listen.tls names {files}: they cannot be used ({error.strerror}).") from error
         super().__init__(config)
 
     @contextlib.contextmanager

@@ -119,6 +119,7 @@ class Limits(_Section):
     often a stream that has nothing to say gets a comment, and how long its status line waits for the first token.
     """
 
+    connections: Count = 16_384
     header_bytes: Count = 65_536
     header_timeout_s: Seconds = 10.0
     body_bytes: Count = 8_388_608

@@ -46,11 +46,11 @@ class AnswerText:
 
     def take(self) -> list[ToolDelta]:
         """What came since the last call, neighbours of one kind merged."""
-        text, self._text = self._text, ""
-        deltas, self._deltas = self._deltas, []
         self.pending_chars = 0
-        if text:
-            return [ContentDelta(text)]
+        if self._parser is None:
+            text, self._text = self._text, ""
+            return [ContentDelta(text)] if text else []
+        deltas, self._deltas = self._deltas, []
         return merged(deltas) if len(deltas) > 1 else deltas
 
     def _add(self, text: str) -> bool:

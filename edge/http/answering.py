@@ -43,7 +43,7 @@ class Answering:
         limit = self._limits.client_buffer_chars if asked.options.stream else None
 
         def overfull() -> None:
-            self._metrics.slow_clients.inc()
+            self._metrics.slow_clients += 1
             self._record.error = "the caller did not read its answer fast enough"
             self._cancel()
             abort(scope)
@@ -94,9 +94,9 @@ class Answering:
         record.finish_reasons = [choice.finish_reason or "" for choice in choices]
         record.completion_tokens = sum(choice.completion_tokens for choice in choices)
         record.cached_tokens = choices[0].cached_tokens
-        self._metrics.prompt_tokens.inc(record.prompt_tokens)
-        self._metrics.cached_tokens.inc(record.cached_tokens)
-        self._metrics.completion_tokens.inc(record.completion_tokens)
+        self._metrics.prompt_tokens += record.prompt_tokens
+        self._metrics.cached_tokens += record.cached_tokens
+        self._metrics.completion_tokens += record.completion_tokens
 
 
 def _receipt_json(receipt: Receipt) -> bytes:

@@ -99,20 +99,27 @@ class Delivery:
             self._began = None
 
     def _failure(self) -> EdgeError | None:
-        return next((choice.error for choice in self._choices if choice.error is not None), None)
+        for choice in self._choices:
+            if choice.error is not None:
+                return choice.error
+        return None
 
     def _take(self) -> bytes:
         """Whatever is new of every choice, as events."""
+        form = self._form
         parts = []
+        ended = False
         for choice in self._open:
-            if choice.has_begun and choice in self._unopened:
+            if self._unopened and choice.has_begun and choice in self._unopened:
                 self._unopened.remove(choice)
-                parts.append(self._form.opening(choice))
-            parts.append(self._form.more(choice))
+                parts.append(form.opening(choice))
+            parts.append(form.more(choice))
             if choice.finish_reason is not None:
-                parts.append(self._form.closing(choice))
-        self._open = [choice for choice in self._open if choice.finish_reason is None]
-        return b"".join(parts)
+                parts.append(form.closing(choice))
+                ended = True
+        if ended:
+            self._open = [choice for choice in self._open if choice.finish_reason is None]
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 class Heartbeat:

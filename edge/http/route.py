@@ -59,12 +59,12 @@ class AnswerRoute:
         record = RequestRecord(own_id.decode(), self._kind.path)
         body = RequestBody(scope, receive, parts.limits.body_bytes)
         parts.recent.add(record)
-        parts.metrics.active.inc()
+        parts.metrics.active += 1
         try:
             await self._serve(record, body, scope, receive, send)
         except ClientGone:
             record.gone()
-            parts.metrics.disconnects.inc()
+            parts.metrics.disconnects += 1
         except EdgeError as error:
             record.failed(error)
             if body.is_whole:
@@ -73,9 +73,10 @@ class AnswerRoute:
                 await refuse_unread(receive, send, error, own_id)
         finally:
             record.duration_s = record.age_s
-            parts.metrics.active.dec()
+            parts.metrics.active -= 1
             parts.metrics.ended(record.path, record.status, record.duration_s)
-            log.debug("request", request_id=record.request_id, path=record.path, status=record.status)
+            if record.error:
+                log.info("a request failed", request_id=record.request_id, status=record.status, why=record.error)
 
     async def _serve(
         self, record: RequestRecord, body: RequestBody, scope: Scope, receive: Receive, send: Send

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -102,6 +103,57 @@ def test_a_second_request_of_a_connection_has_the_same_deadlines(edge: Served) -
         reply = read_all(connection)
 
     assert b"HTTP/1.1 408 " in reply, "waiting between requests is allowed, dripping is not"
+
+
+def test_a_request_behind_another_waits_for_its_answer_without_being_cut_off(edge: Served) -> None:
+    edge.worker.answer = lambda order: Script("x" * 200, step_s=0.005)
+    raw = json.dumps(BODY).encode()
+    with socket.create_connection(edge.address) as connection:
+        head = HEAD + b"content-length: %d\r\n\r\n" % len(raw)
+        connection.sendall(head + raw + head + raw[:5])
+        time.sleep(0.8)
+        connection.sendall(raw[5:])
+        connection.settimeout(10.0)
+        replies = b""
+        while replies.count(b"chat.completion") < 2:
+            chunk = connection.recv(65_536)
+            assert chunk, replies
+            replies += chunk
+
+    assert replies.count(b"HTTP/1.1 200 ") == 2
+    assert b"408" not in replies
+
+
+def test_what_begins_no_request_does_not_keep_a_connection(edge: Served) -> None:
+    raw = json.dumps(BODY).encode()
+    with socket.create_connection(edge.address) as connection:
+        connection.sendall(HEAD + b"content-length: %d\r\n\r\n" % len(raw) + raw)
+        connection.recv(65_536)
+        connection.sendall(b"\r\n")
+        began_s = time.monotonic()
+        read_all(connection)
+
+    assert time.monotonic() - began_s < LIMITS.keep_alive_timeout_s
+
+
+def test_a_body_that_nobody_wants_is_not_read_forever(edge: Served) -> None:
+    with socket.create_connection(edge.address) as connection:
+        connection.sendall(b"POST /nothing HTTP/1.1\r\nhost: x\r\ncontent-length: 100000000\r\n\r\n")
+        sent = 0
+        with contextlib.suppress(ConnectionError):
+            while sent < 100_000_000:
+                connection.sendall(b" " * 100_000)
+                sent += 100_000
+
+    assert sent < 50_000_000
+
+
+def test_connections_over_the_limit_are_closed(text_folder: Path) -> None:
+    with served(text_folder, limits=Limits(connections=2)) as edge:
+        connections = [socket.create_connection(edge.address) for _ in range(3)]
+        assert read_all(connections[2]) == b""
+        for connection in connections:
+            connection.close()
 
 
 def test_headers_without_end_are_cut_off(edge: Served) -> None:
