@@ -76,17 +76,15 @@ class SharedMemoryCommunicator:
             self._sum_piece(flat[start : start + step])
 
     def gather(self, tensor: Tensor, widths: Sequence[int]) -> list[Tensor] | None:
-        rows = len(tensor)
-        fit = self._slot_bytes // (max(widths) * tensor.element_size())
-        assert fit > 0, "one row must fit into a slot"
-        parts = [tensor.new_empty((rows, width)) for width in widths] if self.rank == 0 else None
-        for start in range(0, rows, fit):
-            stop = min(start + fit, rows)
-            slots = self._exchange(tensor[start:stop].reshape(-1))
-            if parts is not None:
-                for part, slot, width in zip(parts, slots, widths, strict=True):
-                    part[start:stop] = slot[: (stop - start) * width].view(-1, width)
-        return parts
+        rows, flat = len(tensor), tensor.reshape(-1)
+        parts = [tensor.new_empty(rows * width) for width in widths] if self.rank == 0 else None
+        step = self._slot_bytes // flat.element_size()
+        for start in range(0, rows * max(widths), step):
+            slots = self._exchange(flat[start : start + step])
+            for part, slot in zip(parts or (), slots, strict=False):
+                piece = part[start : start + step]
+                piece.copy_(slot[: piece.numel()])
+        return None if parts is None else [part.view(rows, -1) for part in parts]
 
     def broadcast(self, tensor: Tensor) -> None:
         flat = tensor.view(-1)

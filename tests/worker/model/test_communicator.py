@@ -50,15 +50,18 @@ def test_every_rank_gets_the_same_bits_of_the_sum(group: RankGroup, count: int, 
         assert torch.equal(sums[0], other)
 
 
-def add_small_to_large(communicator: Communicator, _: State) -> float:
-    mine = torch.tensor([256.0 if communicator.rank == 0 else 1.0], dtype=torch.bfloat16)
+def add_small_to_large(communicator: Communicator, _: State) -> list[float]:
+    """In each place another rank has the large number, so that no order of adding is kind to all of them."""
+    mine = torch.ones(3, dtype=torch.bfloat16)
+    mine[communicator.rank] = 256.0
     communicator.all_reduce(mine)
-    return float(mine)
+    sums: list[float] = mine.tolist()
+    return sums
 
 
 def test_bfloat16_is_accumulated_as_float32(group: RankGroup) -> None:
-    # In bfloat16, 256 + 1 is 256; of all sums 258 alone can be told.
-    expected = 256.0 if group.world_size == 2 else 258.0
+    # In bfloat16, 256 + 1 is 256.
+    expected = [256.0, 256.0, 2.0] if group.world_size == 2 else [258.0] * 3
 
     assert group.call(add_small_to_large) == [expected] * group.world_size
 
@@ -78,19 +81,19 @@ def test_a_tensor_keeps_its_shape(group: RankGroup) -> None:
 
 def collect(communicator: Communicator, _: State, rows: int, widths: list[int]) -> list[Tensor] | None:
     width = widths[communicator.rank]
-    mine = torch.arange(rows * width, dtype=torch.float32).view(rows, width) + 10_000 * communicator.rank
+    mine = torch.arange(rows * width, dtype=torch.float32).view(rows, width) + 1_000_000 * communicator.rank
     return communicator.gather(mine, widths)
 
 
 @pytest.mark.parametrize("rows", [1, 7])
 def test_rank_0_gathers_parts_of_different_widths(group: RankGroup, rows: int) -> None:
-    widths = [1000, 999, 998][: group.world_size]
+    widths = [SLOT_BYTES, 999, 1][: group.world_size]
 
     parts, *others = group.call(collect, rows, widths)
 
     assert others == [None] * (group.world_size - 1)
     for rank, (part, width) in enumerate(zip(parts, widths, strict=True)):
-        assert torch.equal(part, torch.arange(rows * width).view(rows, width) + 10_000.0 * rank)
+        assert torch.equal(part, torch.arange(rows * width).view(rows, width) + 1_000_000.0 * rank)
 
 
 def hear(communicator: Communicator, _: State, count: int) -> Tensor:
