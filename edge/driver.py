@@ -29,6 +29,8 @@ from edge.core.lifecycle import (
     Placed,
     Prefilled,
     RequestLife,
+    SendEnded,
+    SendGenerating,
     Started,
     State,
     SubmitLeg,
@@ -142,35 +144,42 @@ class Running:
         self._since_s = self._loop.time()
         for effect in effects:
             match effect:
-                case TellTokens():
-                    if self._telling:
-                        self._sink.tokens(effect.token_ids, effect.logprobs)
-                case TellStarted():
-                    if self._telling:
-                        self._sink.started(effect.cached_tokens)
+                case TellTokens() | TellStarted() | TellFinished() | TellFailed():
+                    self._tell(effect)
                 case Place():
                     self._place(effect)
                 case SubmitLeg():
+                    # A sink that was told the tokens before this may have ended the turn.
                     if not self._life.over:
                         self._submit(effect)
                 case CancelLeg():
                     self._cancel(effect.leg)
-                case TellFinished():
-                    self._finished(effect)
-                case TellFailed():
-                    self._telling, tell = False, self._telling
-                    if tell:
-                        self._sink.failed(effect.error)
+                case SendGenerating():
+                    self._driver.connections[effect.worker].generating(self._turn.lineage.conversation)
+                case SendEnded():
+                    lineage = self._turn.lineage
+                    connection = self._driver.connections[effect.worker]
+                    connection.ended(lineage.conversation, effect.reason, final=lineage.final)
         if self._life.over:
             self._over()
 
-    def _finished(self, effect: TellFinished) -> None:
-        self._telling, tell = False, self._telling
-        if self.receipt.generation_worker:
+    def _tell(self, effect: TellTokens | TellStarted | TellFinished | TellFailed) -> None:
+        if isinstance(effect, TellFinished) and self.receipt.generation_worker:
             tokens = effect.usage.prompt_tokens + effect.usage.completion_tokens
             self._driver.router.served(self._turn.lineage, WorkerId(self.receipt.generation_worker), tokens)
-        if tell:
-            self._sink.finished(effect.reason, effect.usage)
+        if not self._telling:
+            return
+        match effect:
+            case TellTokens():
+                self._sink.tokens(effect.token_ids, effect.logprobs)
+            case TellStarted():
+                self._sink.started(effect.cached_tokens)
+            case TellFinished():
+                self._telling = False
+                self._sink.finished(effect.reason, effect.usage)
+            case TellFailed():
+                self._telling = False
+                self._sink.failed(effect.error)
 
     def _place(self, effect: Place) -> None:
         self.receipt.attempts += 1

@@ -7,7 +7,16 @@ from typing import Protocol
 
 from edge.core.errors import EdgeError
 from edge.core.lifecycle import Phase
-from edge.core.types import FinishReason, Lineage, SamplingOptions, StopOptions, TokenLogprob, TurnId, WorkerId
+from edge.core.types import (
+    ConversationKey,
+    FinishReason,
+    Lineage,
+    SamplingOptions,
+    StopOptions,
+    TokenLogprob,
+    TurnId,
+    WorkerId,
+)
 
 REQUEST_TYPES = {
     Phase.CONTEXT: "context_only",
@@ -63,3 +72,9 @@ class Connection(Protocol):
 
     def cancel(self, handle: int) -> None:
         """End it, or the pin that it left; nothing more is heard of it. Unknown handles are ignored."""
+
+    def generating(self, conversation: ConversationKey) -> None:
+        """The answer of a conversation that was prefilled there is being made elsewhere."""
+
+    def ended(self, conversation: ConversationKey, reason: FinishReason | None, *, final: bool) -> None:
+        """That answer is over. `reason` None: it failed, or nobody waited for it."""

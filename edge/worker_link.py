@@ -14,7 +14,7 @@ import structlog
 from edge.core.errors import Code, EdgeError
 from edge.core.fleet import Fleet
 from edge.core.lifecycle import Phase
-from edge.core.types import WorkerId
+from edge.core.types import ConversationKey, FinishReason, WorkerId
 from edge.legs import LegListener, LegOrder
 from edge.signing import EnvelopeSigner
 from edge.wire import error_from, logprob_from, reason_from, response_message, sampling_message, stopping_message
@@ -40,6 +40,13 @@ PHASES = {
     Phase.CONTEXT: link_pb2.PHASE_CONTEXT,
     Phase.GENERATION: link_pb2.PHASE_GENERATION,
     Phase.AGGREGATED: link_pb2.PHASE_AGGREGATED,
+}
+STOP_REASONS = {
+    FinishReason.STOP: link_pb2.STOP_REASON_END_OF_TURN,
+    FinishReason.TOOL_CALLS: link_pb2.STOP_REASON_TOOL_CALL,
+    FinishReason.LENGTH: link_pb2.STOP_REASON_LENGTH,
+    FinishReason.CANCELLED: link_pb2.STOP_REASON_UNSPECIFIED,
+    None: link_pb2.STOP_REASON_UNSPECIFIED,
 }
 log = structlog.get_logger()
 
@@ -102,6 +109,7 @@ class WorkerLink:
             writer.cancel()
             # A stream that broke fails the writer too; the reader has told it already.
             await asyncio.gather(writer, return_exceptions=True)
+            stream.cancel()
 
     def _welcome(self, welcome: link_pb2.Welcome) -> None:
         self._instance_id = welcome.server.instance_id
@@ -148,6 +156,18 @@ class WorkerLink:
     def cancel(self, handle: int) -> None:
         if self._listeners.pop(handle, None) is not None and self._up:
             self._outgoing.cancels.append(link_pb2.Cancel(handle=handle))
+            self._has_outgoing.set()
+
+    def generating(self, conversation: ConversationKey) -> None:
+        self._tell(link_pb2.ConversationUpdate(conversation_id=conversation, generating=link_pb2.Generating()))
+
+    def ended(self, conversation: ConversationKey, reason: FinishReason | None, *, final: bool) -> None:
+        told = link_pb2.Ended(reason=STOP_REASONS[reason], final=final)
+        self._tell(link_pb2.ConversationUpdate(conversation_id=conversation, ended=told))
+
+    def _tell(self, update: link_pb2.ConversationUpdate) -> None:
+        if self._up:
+            self._outgoing.updates.append(update)
             self._has_outgoing.set()
 
     def _step(self, step: link_pb2.Step) -> None:

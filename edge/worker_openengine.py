@@ -14,7 +14,7 @@ from google.protobuf import struct_pb2
 from edge.core.errors import Code, EdgeError
 from edge.core.fleet import Fleet
 from edge.core.lifecycle import Phase
-from edge.core.types import WorkerId
+from edge.core.types import ConversationKey, FinishReason, WorkerId
 from edge.legs import REQUEST_TYPES, LegListener, LegOrder
 from edge.signing import EnvelopeSigner
 from edge.wire import error_from, logprob_from, reason_from, response_message, sampling_message, stopping_message
@@ -93,6 +93,12 @@ class OpenEngineWorker:
         session = self._sessions.pop(handle, None)
         if session is not None and self._tasks is not None:
             self._tasks.create_task(self._abort(session))
+
+    def generating(self, conversation: ConversationKey) -> None:
+        """OpenEngine has no word for it."""
+
+    def ended(self, conversation: ConversationKey, reason: FinishReason | None, *, final: bool) -> None:
+        """OpenEngine has no word for it."""
 
     async def _abort(self, session: bytes) -> None:
         """Ends a pin; it would also expire by itself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import subprocess
 import sys
@@ -118,3 +119,6 @@ async def linked_driver(
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        # grpc's calls must be gone before their event loop is.
+        gc.collect()
+        await asyncio.sleep(0)
