@@ -1,0 +1,66 @@
+"""`kinroute bench [PART ...] [--json FILE]`: runs benchmarks one after the other; a table on stdout."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.machine import describe
+
+PARTS = {
+    "edge": "bench.edge",
+    "long-prompt": "bench.long_prompt",
+    "worker": "bench.worker",
+    "handoff": "bench.handoff",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="kinroute bench", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default: all")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything that was measured there too")
+    given = parser.parse_args(argv)
+    unknown = [part for part in given.parts if part not in PARTS]
+    if unknown:
+        parser.error(f"unknown part {unknown[0]}: choose from {', '.join(PARTS)}")
+    console = Console()
+    report: dict[str, Any] = {"machine": describe(), "parts": {}}
+    console.print_json(data=report["machine"])
+    for part in given.parts or PARTS:
+        with Console(file=sys.stderr).status(f"Measuring {part} ..."):
+            report["parts"][part] = importlib.import_module(PARTS[part]).run()
+        show(console, part, report["parts"][part])
+    if given.json is not None:
+        given.json.write_text(json.dumps(report, indent=1))
+    return 0
+
+
+def show(console: Console, part: str, measured: dict[str, Any]) -> None:
+    """Single figures as a table of two columns, and rows as a table of their own."""
+    rows: list[dict[str, Any]] = measured.get("rows", [])
+    figures = {name: value for name, value in measured.items() if not isinstance(value, (list, dict))}
+    table = Table("figure", "value", title=part)
+    for name, value in figures.items():
+        table.add_row(name, _text(value))
+    console.print(table)
+    if rows:
+        table = Table(*rows[0], title=f"{part}, in detail")
+        for row in rows:
+            table.add_row(*(_text(row.get(name, "")) for name in rows[0]))
+        console.print(table)
+
+
+def _text(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
