@@ -33,6 +33,7 @@ from edge.http.recent import RecentRequests
 from edge.http.route import AnswerRoute, Parts
 from edge.http.unbuilt import messages, responses
 from edge.keyring import Keyring, KeyringError
+from edge.legs import Connection
 from edge.serving import Server, bind, bound_address
 from edge.settings import EdgeSettings, SettingsError, read_secret
 from edge.signing import EnvelopeSigner
@@ -40,6 +41,7 @@ from edge.telemetry import Metrics, configure_logs
 from edge.tokenizing.folder import FolderError
 from edge.tokenizing.model import TextModel
 from edge.worker_link import WorkerLink
+from edge.worker_openengine import OpenEngineWorker
 
 BAD_CONFIGURATION = 78
 READY_POLL_S = 0.05
@@ -173,5 +175,10 @@ def _driver(settings: EdgeSettings, keyring: Keyring | None) -> Driver:
     )
     edge_id = f"edge-{secrets.token_hex(8)}"
     signer = EnvelopeSigner(edge_id, () if keyring is None else keyring.envelope_keys)
-    links = [WorkerLink(worker_id, edge_id, fleet, signer) for worker_id in fleet.workers]
-    return Driver(fleet, Router(config, fleet), links)
+    connections: list[Connection] = []
+    for worker_id in fleet.workers:
+        if settings.worker_protocol == "openengine":
+            connections.append(OpenEngineWorker(worker_id, settings.model.name, fleet, signer))
+        else:
+            connections.append(WorkerLink(worker_id, edge_id, fleet, signer))
+    return Driver(fleet, Router(config, fleet), connections)

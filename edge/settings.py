@@ -147,6 +147,7 @@ class EdgeSettings(_Section):
     """Everything that `kinroute edge` reads.
 
     `context_servers` and `generation_servers`: addresses of workers; one that stands in both does both phases.
+    `worker_protocol`: how to speak to them; engines that are not ours know `openengine` alone.
     `cache_isolation`: whose requests may share cached prefixes. `drain_timeout_s`: how long answers may go on after
     SIGTERM.
     """
@@ -155,6 +156,7 @@ class EdgeSettings(_Section):
     model: Model
     context_servers: tuple[AddressText, ...] = ()
     generation_servers: Annotated[tuple[AddressText, ...], Field(min_length=1)]
+    worker_protocol: Literal["enginelink", "openengine"] = "enginelink"
     router: Router = Router()
     conditional_disagg_config: ConditionalDisagg = ConditionalDisagg()
     conversation_affinity_header_for_subagents: str | None = None
