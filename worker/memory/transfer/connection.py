@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import socket
+from collections import deque
 from collections.abc import Callable
 
+MAX_PIECES = 64
+"""Given to the system at once: else each scattered page costs a call, and often a wait."""
 FAIR_BYTES = 16 << 20
 """How much one connection moves before others get a turn."""
 
@@ -25,29 +29,28 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._moved = 0
 
-    async def send(self, data: bytes | memoryview) -> None:
-        view = memoryview(data)
-        while view:
+    async def send(self, *pieces: bytes | memoryview) -> None:
+        left = deque(memoryview(piece) for piece in pieces)
+        while left:
             try:
-                sent = self.socket.send(view)
+                sent = self.socket.sendmsg(itertools.islice(left, MAX_PIECES))
             except BlockingIOError:
                 await self._writable()
                 continue
-            view = view[sent:]
-            await self._moved_bytes(sent)
+            await self._moved_bytes(left, sent)
 
-    async def receive_into(self, view: memoryview) -> None:
-        """Fill all of it."""
-        while view:
+    async def receive_into(self, *pieces: memoryview) -> None:
+        """Fill all of them, in order."""
+        left = deque(piece for piece in pieces if piece)
+        while left:
             try:
-                received = self.socket.recv_into(view)
+                received = self.socket.recvmsg_into(itertools.islice(left, MAX_PIECES))[0]
             except BlockingIOError:
                 await self._readable()
                 continue
             if not received:
                 raise ConnectionResetError("the other end closed the connection")
-            view = view[received:]
-            await self._moved_bytes(received)
+            await self._moved_bytes(left, received)
 
     async def receive(self, num_bytes: int) -> bytes:
         data = bytearray(num_bytes)
@@ -89,8 +92,13 @@ class Connection:
             self._loop.remove_writer(self.socket.fileno())
             self.socket.close()
 
-    async def _moved_bytes(self, count: int) -> None:
+    async def _moved_bytes(self, left: deque[memoryview], count: int) -> None:
+        """Drop the first `count` bytes of what is `left` to move."""
         self._moved += count
+        while left and count >= len(left[0]):
+            count -= len(left.popleft())
+        if count:
+            left[0] = left[0][count:]
         if self._moved >= FAIR_BYTES:
             self._moved = 0
             await asyncio.sleep(0)

@@ -50,9 +50,9 @@ class Fetcher:
         due = self._layout.page_bytes // self._layout.heads * (heads[1] - heads[0]) * len(pages)
         if reply.num_bytes != due:
             raise WireError(f"it sends {reply.num_bytes} bytes where {due} are due")
-        for piece in self._pages.write(pages, heads):
-            await peer.connection.receive_into(piece)
-            fetched.tcp_bytes += len(piece)
+        for pieces in self._pages.write(pages, heads):
+            await peer.connection.receive_into(*pieces)
+            fetched.tcp_bytes += sum(map(len, pieces))
         await peer.hear_verdict()
 
     async def copy(

@@ -18,6 +18,7 @@ from worker.memory.layout import KvLayout
 from worker.memory.transfer.staged_pages import StagedPages
 from worker.memory.transfer.stretches import Pages, stretches
 
+Pieces = list[memoryview]
 Rows = npt.NDArray[np.uint8]
 """Pages as [P, 2 L, H, X]: X bytes are one head's K or V in one layer."""
 
@@ -27,12 +28,12 @@ STAGED_BYTES = 1 << 20
 
 
 class PageBytes(Protocol):
-    def read(self, pages: Pages, heads: tuple[int, int]) -> Iterator[memoryview]:
-        """The bytes of these heads of these pages; each piece is valid until the next is asked for."""
+    def read(self, pages: Pages, heads: tuple[int, int]) -> Iterator[Pieces]:
+        """The bytes of these heads of these pages, some pieces at a time, valid until the next are asked for."""
 
-    def write(self, pages: Pages, heads: tuple[int, int]) -> Iterator[memoryview]:
-        """Pieces to fill, in the same order. What one holds is in its page once the next is asked for; the last, once
-        there is none. Nothing is written after the iterator was closed."""
+    def write(self, pages: Pages, heads: tuple[int, int]) -> Iterator[Pieces]:
+        """Pieces to fill, in the same order. What they hold is in its pages once the next are asked for, or once there
+        are none. Nothing is written after the iterator was closed."""
 
 
 def page_bytes_of(pool: DevicePool) -> PageBytes:
@@ -64,44 +65,55 @@ class HostPages:
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
 
-    def read(self, pages: Pages, heads: tuple[int, int]) -> Iterator[memoryview]:
+    def read(self, pages: Pages, heads: tuple[int, int]) -> Iterator[Pieces]:
         if self._are_whole(heads):
             yield from self._direct(pages)
             return
         for chunk, staged in self._stage(pages, heads):
             for place, page in zip(staged, chunk, strict=True):
                 np.copyto(place, self.rows[page, :, heads[0] : heads[1]])
-            yield staged.reshape(-1).data
+            yield [staged.reshape(-1).data]
 
-    def write(self, pages: Pages, heads: tuple[int, int]) -> Iterator[memoryview]:
+    def write(self, pages: Pages, heads: tuple[int, int]) -> Iterator[Pieces]:
         if self._are_whole(heads):
             yield from self._direct(pages)
             return
         for chunk, staged in self._stage(pages, heads):
-            yield staged.reshape(-1).data
+            yield [staged.reshape(-1).data]
             for place, page in zip(staged, chunk, strict=True):
                 np.copyto(self.rows[page, :, heads[0] : heads[1]], place)
 
     def copy_from(
         self, source: Rows, source_pages: Pages, source_heads: tuple[int, int], pages: Pages, heads: tuple[int, int]
     ) -> Iterator[int]:
-        """Copy page by page, neighbours at once; yields the bytes of each piece after it was copied."""
+        """Copy page by page, neighbours at once; yields now and then how many bytes were copied since."""
         source_part = source[:, :, source_heads[0] : source_heads[1]]
         part = self.rows[:, :, heads[0] : heads[1]]
         page_bytes = part[0].size
+        copied = 0
         for start, stop in stretches(max(1, DIRECT_BYTES // page_bytes), source_pages, pages):
             count = stop - start
             first_source, first = int(source_pages[start]), int(pages[start])
             np.copyto(part[first : first + count], source_part[first_source : first_source + count])
-            yield count * page_bytes
+            copied += count * page_bytes
+            if copied >= DIRECT_BYTES:
+                yield copied
+                copied = 0
+        yield copied
 
     def _are_whole(self, heads: tuple[int, int]) -> bool:
         return heads == (0, self.rows.shape[2])
 
-    def _direct(self, pages: Pages) -> Iterator[memoryview]:
+    def _direct(self, pages: Pages) -> Iterator[Pieces]:
+        num_bytes, pieces = 0, []
         for start, stop in stretches(max(1, DIRECT_BYTES // self.rows[0].size), pages):
             first = int(pages[start])
-            yield self.rows[first : first + stop - start].reshape(-1).data
+            pieces.append(self.rows[first : first + stop - start].reshape(-1).data)
+            num_bytes += len(pieces[-1])
+            if num_bytes >= DIRECT_BYTES:
+                yield pieces
+                num_bytes, pieces = 0, []
+        yield pieces
 
     def _stage(self, pages: Pages, heads: tuple[int, int]) -> Iterator[tuple[Pages, Rows]]:
         """Pages a chunk at a time, with room for their parts, which is used again."""

@@ -171,10 +171,10 @@ class TransferServer:
         await connection.send(
             Reply(Status.OK, layout.page_bytes // layout.heads * (heads[1] - heads[0]) * len(pages)).encode()
         )
-        for piece in self._pages.read(pages, heads):
+        for pieces in self._pages.read(pages, heads):
             if not self._sessions.stands(request.session_id, session):
                 return False
-            await connection.send(piece)
+            await connection.send(*pieces)
         # Every byte is read only now; a session that has ended may have had its pages changed before they were.
         stands = self._sessions.stands(request.session_id, session)
         await connection.send(Reply(Status.OK if stands else Status.GONE).encode())

@@ -22,15 +22,15 @@ class StagedPages:
         self._staged_bytes = staged_bytes
         self._stream = _stream_of(tensor.device)
 
-    def read(self, pages: npt.NDArray[np.int32], heads: tuple[int, int]) -> Iterator[memoryview]:
+    def read(self, pages: npt.NDArray[np.int32], heads: tuple[int, int]) -> Iterator[list[memoryview]]:
         for chunk, room in self._stage(pages, heads):
             with self._copying():
                 room.copy_(self._tensor[chunk, :, :, heads[0] : heads[1]], non_blocking=True)
-            yield _bytes_of(room)
+            yield [_bytes_of(room)]
 
-    def write(self, pages: npt.NDArray[np.int32], heads: tuple[int, int]) -> Iterator[memoryview]:
+    def write(self, pages: npt.NDArray[np.int32], heads: tuple[int, int]) -> Iterator[list[memoryview]]:
         for chunk, room in self._stage(pages, heads):
-            yield _bytes_of(room)
+            yield [_bytes_of(room)]
             with self._copying():
                 arrived = room.to(self._tensor.device, non_blocking=True)
                 self._tensor[chunk, :, :, heads[0] : heads[1]] = arrived

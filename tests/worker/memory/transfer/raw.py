@@ -81,12 +81,14 @@ def raw_server(serve: Callable[[socket.socket], None]) -> Iterator[str]:
             connection.sendall(Greeting(b"s" * 16, b"n" * 32).encode())
             request = b""
             while len(request) < wire.REQUEST_BYTES:
-                request += connection.recv(wire.REQUEST_BYTES - len(request))
+                part = connection.recv(wire.REQUEST_BYTES - len(request))
+                assert part, "no request came"
+                request += part
             serve(connection)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(WAIT_S)
-        thread = threading.Thread(target=run)
+        thread = threading.Thread(target=run, daemon=True)
         thread.start()
         host, port = listener.getsockname()
         yield f"{host}:{port}"

@@ -106,13 +106,17 @@ def test_a_source_that_is_stuck_fails_the_pull_at_its_deadline() -> None:
 
 def test_a_rank_that_fails_ends_the_pulls_from_its_siblings(client: TransferClient, pool: DevicePool) -> None:
     first, second = layouts(3, 2)
-    left = threading.Event()
+    asked, left = threading.Event(), threading.Event()
 
     def serve_nothing(connection: socket.socket) -> None:
+        asked.set()
         assert connection.recv(1) == b""
         left.set()
 
-    with raw_server(serve_nothing) as silent, raw_server(lambda _: None) as broken:
+    def break_off(_: socket.socket) -> None:
+        assert asked.wait(WAIT_S)
+
+    with raw_server(serve_nothing) as silent, raw_server(break_off) as broken:
         ending = Ending()
         client.pull(make_ref(LAYOUT, [(silent, first), (broken, second)]), 0, TARGETS, ending)
         assert "context rank 1" in (ending.wait().why or "")
