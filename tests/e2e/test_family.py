@@ -31,6 +31,7 @@ class Running:
     edges: list[Part]
     context: list[Part]
     generation: list[Part]
+    openengine_edge: Part
 
     @asynccontextmanager
     async def clients(self) -> AsyncIterator[tuple[openai.AsyncOpenAI, openai.AsyncOpenAI]]:
@@ -71,8 +72,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         context, generation = workers[:2], workers[2:]
         router = {"spill_depth": 1, "load_bound": 1.0}
         edges = [system.start_edge(f"edge-{n}", context, generation, router=router) for n in (1, 2)]
-        system.wait_ready(*workers, *edges)
-        yield Running(system, edges, context, generation)
+        openengine = system.start_edge("edge-openengine", context, generation, worker_protocol="openengine")
+        system.wait_ready(*workers, *edges, openengine)
+        yield Running(system, edges, context, generation, openengine)
 
 
 @pytest.fixture
@@ -82,7 +84,8 @@ async def clients(running: Running) -> AsyncIterator[tuple[openai.AsyncOpenAI, o
 
 
 Clients = tuple[openai.AsyncOpenAI, openai.AsyncOpenAI]
-Message = dict[str, str]
+Message = Any
+"""A message as the client takes it; its own types are unions of one class per role."""
 
 
 def tokens_in(text: str) -> int:
@@ -103,7 +106,7 @@ async def ask(
         messages=messages,
         max_tokens=tokens,
         temperature=0,
-        extra_headers=headers,  # type: ignore[arg-type]
+        extra_headers=headers,
     )
     return raw.parse(), json.loads(raw.headers["X-Kinroute-Receipt"])
 
@@ -174,6 +177,21 @@ async def test_above_the_bound_a_family_stays_within_its_first_spill_depth_worke
     assert len({(route["context_worker"], route["generation_worker"]) for _, route in answers}) == 1
 
 
+async def test_an_edge_that_speaks_openengine_to_the_same_workers_gives_the_same_answers(
+    running: Running, clients: Clients
+) -> None:
+    messages = prompt("A system prompt that fills some blocks. " * 4, "Which protocol is this?")
+    expected, _ = await ask(clients[0], messages, tokens=24)
+    async with openai.AsyncOpenAI(
+        base_url=f"{running.openengine_edge.http}/v1", api_key=running.system.key, max_retries=0, timeout=WAIT_S
+    ) as client:
+        answer, route = await ask(client, messages, tokens=24)
+    assert answer.choices[0].message.content == expected.choices[0].message.content
+    assert answer.usage.completion_tokens == expected.usage.completion_tokens
+    assert answer.usage.prompt_tokens_details.cached_tokens > 0
+    assert route["context_worker"] != route["generation_worker"]
+
+
 async def test_two_hundred_requests_with_random_cancels_leave_nothing_held(running: Running, clients: Clients) -> None:
     rng = random.Random(5)
     client = clients[0]
@@ -187,7 +205,7 @@ async def test_two_hundred_requests_with_random_cancels_leave_nothing_held(runni
                 messages=messages,
                 max_tokens=rng.randrange(1, 40),
                 stream=True,
-                temperature=1.0,  # type: ignore[arg-type]
+                temperature=1.0,
             )
             leave_after = rng.randrange(0, 12) if number % 3 == 0 else None
             seen = 0
