@@ -105,14 +105,15 @@ def test_a_second_request_of_a_connection_has_the_same_deadlines(edge: Served) -
     assert b"HTTP/1.1 408 " in reply, "waiting between requests is allowed, dripping is not"
 
 
-def test_a_request_behind_another_waits_for_its_answer_without_being_cut_off(edge: Served) -> None:
+@pytest.mark.parametrize("cut", [20, len(HEAD) + 30], ids=["in its headers", "in its body"])
+def test_a_request_behind_another_waits_for_its_answer_without_being_cut_off(edge: Served, cut: int) -> None:
     edge.worker.answer = lambda order: Script("x" * 200, step_s=0.005)
     raw = json.dumps(BODY).encode()
     with socket.create_connection(edge.address) as connection:
-        head = HEAD + b"content-length: %d\r\n\r\n" % len(raw)
-        connection.sendall(head + raw + head + raw[:5])
+        request = HEAD + b"content-length: %d\r\n\r\n" % len(raw) + raw
+        connection.sendall(request + request[:cut])
         time.sleep(0.8)
-        connection.sendall(raw[5:])
+        connection.sendall(request[cut:])
         connection.settimeout(10.0)
         replies = b""
         while replies.count(b"chat.completion") < 2:
