@@ -207,7 +207,6 @@ class RequestLife:
         return [TellStarted(event.cached_tokens)]
 
     def _prefilled(self, leg: _Leg, event: Prefilled) -> list[Effect]:
-        leg.produced += 1
         self._kv_session, self._pinned_leg = event.kv_session, event.leg
         self._prefilled_by = leg.worker
         assert self._generation is not None
@@ -231,7 +230,10 @@ class RequestLife:
         self._pinned_leg = None
         self._kv_session = b""
         self._failed.append(leg.worker)
-        return []
+        if self.state is not State.PLACING:
+            return []
+        self._prefilled_by = None
+        return [SendEnded(leg.worker, None)]
 
     def _tokens(self, leg: _Leg, event: Tokens) -> list[Effect]:
         leg.produced += len(event.token_ids)

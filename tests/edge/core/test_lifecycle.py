@@ -137,8 +137,9 @@ def test_without_the_pages_the_prompt_and_what_was_sent_are_prefilled_again() ->
 
 
 def test_pages_lost_while_a_worker_is_sought_leave_it_to_that_worker_alone() -> None:
-    life = make_life(*MOVING, lost(2), lost(1))
+    life = make_life(*MOVING, lost(2))
 
+    assert life.feed(lost(1)) == [SendEnded(C, None)]
     assert life.feed(Placed(None, D2)) == [SubmitLeg(3, Phase.AGGREGATED, D2, resumed=(10,))]
 
 
@@ -167,6 +168,21 @@ def test_an_answer_whose_continuation_fails_too_ends_with_an_error() -> None:
     life = make_life(*DECODING, lost(2), Placed(C2, D2), Prefilled(3, b"new", 12), KvArrived(4), Tokens(4, (13,)))
 
     assert life.feed(lost(4)) == [SendEnded(C2, None), TellFailed(LOST)]
+
+
+def test_a_leg_that_failed_before_its_first_token_does_not_cost_the_answer_its_continuation() -> None:
+    life = make_life(*MOVING, lost(2), Placed(None, D2), KvArrived(3), Tokens(3, (11,)))
+
+    assert life.feed(lost(3))[-1] == Place((D, D2))
+    assert life.feed(Placed(C2, D)) == [SubmitLeg(4, Phase.CONTEXT, C2, resumed=(10, 11))]
+
+
+def test_no_turn_is_placed_more_than_three_times() -> None:
+    life = make_life(*IN_CONTEXT, lost(1), Placed(C2, D), Prefilled(2, b"ref", 10), lost(3))
+
+    assert life.feed(Placed(None, D2)) == [SubmitLeg(4, Phase.GENERATION, D2, kv_session=b"ref")]
+    life.feed(Tokens(4, (11,)))
+    assert life.feed(lost(4))[-1] == TellFailed(LOST)
 
 
 def test_an_answer_that_was_complete_when_its_worker_died_is_not_made_longer() -> None:
