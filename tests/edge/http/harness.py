@@ -27,7 +27,7 @@ from edge.core.fleet import Fleet
 from edge.core.headers import HeaderFamilies
 from edge.core.namespace import Namespace
 from edge.core.routing import Router, RouterConfig
-from edge.core.types import FinishReason, Principal, TokenLogprob, WorkerId
+from edge.core.types import ConversationKey, FinishReason, Principal, TokenLogprob, WorkerId
 from edge.driver import Driver
 from edge.http.admin import Admin
 from edge.http.identity import Identities
@@ -119,6 +119,12 @@ class ScriptedWorker:
         if (task := self._playing.pop(handle, None)) is not None:
             self.cancelled.append(self.orders[handle].request_id)
             task.cancel()
+
+    def generating(self, conversation: ConversationKey) -> None:
+        """Nothing here is prefilled for somebody else."""
+
+    def ended(self, conversation: ConversationKey, reason: FinishReason | None, *, final: bool) -> None:
+        """What was prefilled here was answered here."""
 
     async def _play(self, handle: int, script: Script, order: LegOrder, listener: LegListener) -> None:
         while script.hold is not None and not script.hold.is_set():
