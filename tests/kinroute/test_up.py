@@ -33,13 +33,15 @@ class Home:
     """A user's XDG folders and the ports that this test's system uses."""
 
     folder: Path
+    cache: Path
     port: int
     admin_port: int
 
     @property
     def environment(self) -> dict[str, str]:
-        names = {"XDG_CONFIG_HOME": "config", "XDG_CACHE_HOME": "cache", "XDG_STATE_HOME": "state"}
-        return os.environ | {variable: str(self.folder / name) for variable, name in names.items()}
+        folders = {"XDG_CONFIG_HOME": self.folder / "config", "XDG_STATE_HOME": self.folder / "state"}
+        folders["XDG_CACHE_HOME"] = self.cache
+        return os.environ | {variable: str(folder) for variable, folder in folders.items()}
 
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "kinroute", *arguments]
@@ -81,8 +83,8 @@ def assert_gone(processes: list[psutil.Process]) -> None:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
-    return Home(tmp_path_factory.mktemp("home"), free_port(), free_port())
+def home(tmp_path_factory: pytest.TempPathFactory, cache_home: Path) -> Home:
+    return Home(tmp_path_factory.mktemp("home"), cache_home, free_port(), free_port())
 
 
 @pytest.fixture
