@@ -47,7 +47,8 @@ class LeaderRank:
     def run(self) -> ExitCode:
         # The event loop and the engine thread take turns; Python's 5 ms would be most of a step.
         sys.setswitchinterval(SWITCH_S)
-        return uvloop.run(self._serve())
+        code: ExitCode = uvloop.run(self._serve())
+        return code
 
     async def _serve(self) -> ExitCode:
         self._loop = asyncio.get_running_loop()
