@@ -46,6 +46,11 @@ class Fleet:
                 worker_id = WorkerId(address)
                 worker = self.workers.setdefault(worker_id, Worker(worker_id, role))
                 worker.role |= role
+        # By address, so that every replica sees them in one order.
+        ordered = sorted(self.workers.values(), key=lambda worker: worker.worker_id)
+        self._serving = {
+            role: [worker for worker in ordered if role in worker.role] for role in (Role.CONTEXT, Role.GENERATION)
+        }
 
     def joined(self, worker_id: WorkerId, instance_id: str, max_context_length: int) -> None:
         """The worker said welcome: it is ready for requests."""
@@ -73,15 +78,8 @@ class Fleet:
         worker.in_flight -= 1
 
     def usable(self, role: Role) -> list[Worker]:
-        """Ready workers for `role`, by address, so that every replica sees them in one order."""
-        return sorted(
-            (
-                worker
-                for worker in self.workers.values()
-                if role in worker.role and worker.ready and not worker.draining
-            ),
-            key=lambda worker: worker.worker_id,
-        )
+        """Ready workers for `role`, by address."""
+        return [worker for worker in self._serving[role] if worker.ready and not worker.draining]
 
     @property
     def can_serve(self) -> bool:

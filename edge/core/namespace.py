@@ -40,9 +40,8 @@ class Namespace:
         return self._hash(b"salt", *owner, caller_salt)[:16]
 
     def _hash(self, purpose: bytes, *parts: str) -> bytes:
-        mac = hmac.new(self._key, purpose, hashlib.sha256)
+        framed = [purpose]
         for part in parts:
             data = part.encode(errors="surrogatepass")
-            mac.update(len(data).to_bytes(4, "little"))
-            mac.update(data)
-        return mac.digest()
+            framed += (len(data).to_bytes(4, "little"), data)
+        return hmac.digest(self._key, b"".join(framed), "sha256")
