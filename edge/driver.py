@@ -211,7 +211,7 @@ class Running:
             stops=turn.stops,
             lineage=turn.lineage,
             tenant=turn.principal.tenant,
-            cache_salt=turn.cache_salt,
+            cache_salt=turn.cache_salt.hex(),
             kv_session=effect.kv_session,
             resumed_tokens=len(effect.resumed),
             traceparent=turn.traceparent,

@@ -41,7 +41,7 @@ class LegOrder:
     stops: StopOptions
     lineage: Lineage
     tenant: str
-    cache_salt: bytes
+    cache_salt: str
     kv_session: bytes = b""
     resumed_tokens: int = 0
     traceparent: str = ""

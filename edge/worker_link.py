@@ -142,7 +142,7 @@ class WorkerLink:
                 stopping=stopping_message(order.stops),
                 response=response_message(order.sampling),
                 kv_session=order.kv_session,
-                cache_salt=order.cache_salt,
+                cache_salt=order.cache_salt.encode(),
                 conversation_id=order.lineage.conversation,
                 lineage=self._signer.leg(order, self._instance_id) if order.phase is not Phase.GENERATION else "",
                 traceparent=order.traceparent,

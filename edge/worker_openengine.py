@@ -152,6 +152,10 @@ class OpenEngineWorker:
                 first = session.attributes_struct.fields["first_gen_tokens"].list_value.values[0]
                 listener.prefilled(self._sessions[handle], int(first.number_value), None)
             case "finished":
+                match = response.finished.stop_match
+                if match.WhichOneof("match") in ("eos_token_id", "stop_token_id"):
+                    # OpenEngine tells which token stopped it instead of sending that token.
+                    listener.token(match.eos_token_id or match.stop_token_id, None)
                 listener.finished(reason_from(response.finished.reason))
             case "error":
                 listener.failed(error_from(response.error), retryable=response.error.retryable)
@@ -174,6 +178,6 @@ def _request(order: LegOrder) -> generation_pb2.GenerateRequest:
         sampling=sampling_message(order.sampling),
         stopping=stopping_message(stops),
         response=response_message(order.sampling),
-        kv=generation_pb2.KvOptions(session=session, cache_salt=order.cache_salt.hex()),
+        kv=generation_pb2.KvOptions(session=session, cache_salt=order.cache_salt),
         extra=extra,
     )
