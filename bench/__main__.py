@@ -18,6 +18,7 @@ from bench.machine import describe
 PARTS = {
     "edge": "bench.edge",
     "long-prompt": "bench.long_prompt",
+    "long-turns": "bench.long_turns",
     "worker": "bench.worker",
     "handoff": "bench.handoff",
 }

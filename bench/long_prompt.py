@@ -37,7 +37,7 @@ def run(folder: Path | None = None, *, prompt_chars: int = PROMPT_CHARS) -> dict
     if folder is None:
         with Steps() as steps:
             folder = embedded_model(steps)
-    text = _text(2 * prompt_chars)
+    text = prose(2 * prompt_chars)
     results: dict[str, Any] = {"turns": TURNS, "prompt_bytes": prompt_chars}
     results |= _next_turns(folder, text)
     results |= asyncio.run(_gaps(folder, text))
@@ -46,7 +46,7 @@ def run(folder: Path | None = None, *, prompt_chars: int = PROMPT_CHARS) -> dict
 
 def _next_turns(folder: Path, text: str) -> dict[str, Any]:
     model = TextModel.load(folder)
-    messages = _conversation(text[: len(text) // 2], TURNS)
+    messages = conversation(text[: len(text) // 2], TURNS)
     whole_ms, ids = _cpu_ms(lambda: model.tokenize_chat(messages, scope=b"bench"))
     next_ms = []
     for turn in range(NEXT_TURNS):
@@ -81,7 +81,7 @@ async def _gaps(folder: Path, text: str) -> dict[str, Any]:
             for _ in range(PROMPTS_EACH):
                 offset = next(fresh) * 7919 % (len(text) // 2)
                 prompt = text[offset : offset + len(text) // 2]
-                await model.tokenize_chat_async(_conversation(prompt, turns), scope=b"bench")
+                await model.tokenize_chat_async(conversation(prompt, turns), scope=b"bench")
 
         async def clients(client: Callable[[], Any] = client) -> None:
             await asyncio.gather(*(client() for _ in range(CLIENTS)))
@@ -107,13 +107,13 @@ async def _tick_while(work: Any) -> list[float]:
     return gaps
 
 
-def _conversation(text: str, turns: int) -> Messages:
+def conversation(text: str, turns: int) -> Messages:
     size = math.ceil(len(text) / turns)
     contents = [text[at : at + size] for at in range(0, len(text), size)]
     return [{"role": ("user", "assistant")[at % 2], "content": content} for at, content in enumerate(contents)]
 
 
-def _text(num_chars: int) -> str:
+def prose(num_chars: int) -> str:
     """Python's own standard library, ASCII part."""
     return "".join(itertools.islice(itertools.chain.from_iterable(_sources()), num_chars))
 
