@@ -11,6 +11,8 @@
 from __future__ import annotations
 
 import base64
+import binascii
+import contextlib
 import hashlib
 import os
 import secrets
@@ -26,6 +28,7 @@ from enginelink.envelope import Key
 
 KEY_PREFIX = "kr-"
 VERSION = 1
+ID_KEY_BYTES = 32
 
 
 class KeyringError(Exception):
@@ -51,7 +54,7 @@ class EnvelopeKey(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> Key:
-        return Key(self.id, base64.b64decode(self.secret), self.sign_from)
+        return Key(self.id, base64.b64decode(self.secret, validate=True), self.sign_from)
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -76,9 +79,8 @@ class Keyring:
         Raises KeyringError.
         """
         if not path.exists():
-            keyring = cls(path, _new_content())
-            keyring._save()
-            return keyring
+            # Whoever makes the file first has made it for all.
+            _write_private(path, _encode(_new_content()), replace=False)
         keyring = cls.load(path)
         if new_key:
             local = _new_api_key()
@@ -94,8 +96,9 @@ class Keyring:
     def load(cls, path: Path) -> Self:
         """Raises KeyringError: unreadable, readable by others, or of another form."""
         try:
-            mode = path.stat().st_mode
-            data = path.read_bytes()
+            with path.open("rb") as file:
+                mode = os.fstat(file.fileno()).st_mode
+                data = file.read()
         except OSError as error:
             raise KeyringError(f"The key file {path} cannot be read: {error.strerror}.") from error
         if stat.S_IMODE(mode) & 0o077:
@@ -110,7 +113,14 @@ class Keyring:
             ) from error
         if content.version != VERSION:
             raise KeyringError(f"The key file {path} has version {content.version}; this release reads {VERSION}.")
-        return cls(path, content)
+        keyring = cls(path, content)
+        try:
+            id_key, _ = keyring.id_key, keyring.envelope_keys
+        except (binascii.Error, ValueError) as error:
+            raise KeyringError(f"The key file {path} holds a key that cannot be used: {error}.") from error
+        if len(id_key) < ID_KEY_BYTES:
+            raise KeyringError(f"The key file {path} has an id_key of {len(id_key)} bytes: at least {ID_KEY_BYTES}.")
+        return keyring
 
     @property
     def local_key(self) -> str:
@@ -118,7 +128,7 @@ class Keyring:
 
     @property
     def id_key(self) -> bytes:
-        return base64.b64decode(self._content.id_key)
+        return base64.b64decode(self._content.id_key, validate=True)
 
     @property
     def api_keys(self) -> tuple[ApiKey, ...]:
@@ -133,7 +143,11 @@ class Keyring:
         _write_private(path, msgspec.json.encode({"envelope_keys": self._content.envelope_keys}))
 
     def _save(self) -> None:
-        _write_private(self.path, msgspec.json.format(msgspec.json.encode(self._content)))
+        _write_private(self.path, _encode(self._content))
+
+
+def _encode(content: _File) -> bytes:
+    return msgspec.json.format(msgspec.json.encode(content))
 
 
 def _new_content() -> _File:
@@ -152,11 +166,11 @@ def _hashed(api_key: str) -> ApiKey:
 
 
 def _random_base64() -> str:
-    return base64.b64encode(secrets.token_bytes(32)).decode()
+    return base64.b64encode(secrets.token_bytes(ID_KEY_BYTES)).decode()
 
 
-def _write_private(path: Path, data: bytes) -> None:
-    """Whole or not at all: others see the old file until the new one is complete."""
+def _write_private(path: Path, data: bytes, *, replace: bool = True) -> None:
+    """Whole or not at all: others see the old file until the new one is complete; without `replace` it stays."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -165,7 +179,10 @@ def _write_private(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
+        if replace:
+            temporary.replace(path)
+        else:
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, path)
+    finally:
         temporary.unlink(missing_ok=True)
-        raise

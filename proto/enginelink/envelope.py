@@ -63,7 +63,7 @@ class Claims(msgspec.Struct, frozen=True, omit_defaults=True, rename={"issued_s"
     prompt_sha256: str = ""
 
 
-class _Header(msgspec.Struct, frozen=True):
+class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     alg: str
     kid: str
     typ: str = ""
@@ -109,8 +109,8 @@ class Verifier:
 
     def verify(self, token: str, now_s: float, **expected: object) -> Claims:
         """The claims, each of `expected` (by name) as it was given. Raises EnvelopeError."""
-        if len(token) > MAX_TOKEN_BYTES:
-            raise EnvelopeError("longer than an envelope can be")
+        if len(token) > MAX_TOKEN_BYTES or not token.isascii():
+            raise EnvelopeError("longer than an envelope can be, or not ASCII")
         signed, dot, signature = token.encode().rpartition(b".")
         header, separator, payload = signed.partition(b".")
         if not dot or not separator:
@@ -180,7 +180,11 @@ def _encode(data: bytes) -> bytes:
 
 
 def _decode(data: bytes) -> bytes:
+    """Only the one spelling that `_encode` gives: a second one would be a second token for one statement."""
     try:
-        return base64.b64decode(data + b"=" * (-len(data) % 4), altchars=b"-_", validate=True)
+        decoded = base64.b64decode(data + b"=" * (-len(data) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as error:
         raise EnvelopeError("not base64url") from error
+    if _encode(decoded) != data:
+        raise EnvelopeError("not base64url")
+    return decoded
