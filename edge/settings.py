@@ -86,7 +86,7 @@ class Router(_Section):
     """`load_bound`: a worker with more than this many times the mean load passes families on, to the first
     `spill_depth` workers of their own order and no further."""
 
-    type: Literal["conversation", "load_balancing", "round_robin"] = "conversation"
+    type: Literal["conversation", "kv_cache_aware", "load_balancing", "round_robin"] = "conversation"
     spill_depth: Count = 4
     load_bound: Annotated[float, Field(ge=1.0)] = 1.25
 
