@@ -171,6 +171,7 @@ def _driver(settings: EdgeSettings, keyring: Keyring | None) -> Driver:
         router.type,
         router.spill_depth,
         router.load_bound,
+        router.min_bound,
         settings.conditional_disagg_config.max_local_prefill_length,
     )
     edge_id = f"edge-{secrets.token_hex(8)}"

@@ -112,7 +112,7 @@ class Running:
         self._driver = driver
         self._turn = turn
         self._sink = sink
-        self._life = RequestLife(turn.prompt_tokens)
+        self._life = RequestLife(turn.prompt_tokens, turn.stops.max_tokens)
         self._legs: dict[int, tuple[Connection, int, _Leg]] = {}
         self._loop = asyncio.get_running_loop()
         self._since_s = self._loop.time()
@@ -159,7 +159,8 @@ class Running:
                 case SendEnded():
                     lineage = self._turn.lineage
                     connection = self._driver.connections[effect.worker]
-                    connection.ended(lineage.conversation, effect.reason, final=lineage.final)
+                    final = lineage.final and effect.reason is not None
+                    connection.ended(lineage.conversation, effect.reason, final=final)
         if self._life.over:
             self._over()
 

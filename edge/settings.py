@@ -83,12 +83,14 @@ class Model(_Section):
 
 
 class Router(_Section):
-    """`load_bound`: a worker with more than this many times the mean load passes families on, to the first
-    `spill_depth` workers of their own order and no further."""
+    """`load_bound`: a worker with this many times the mean load passes families on, to the first `spill_depth` workers
+    of their own order and no further. `min_bound`: with fewer requests it keeps them, however idle the others are, so
+    that a few siblings at a time stay together."""
 
     type: Literal["conversation", "kv_cache_aware", "load_balancing", "round_robin"] = "conversation"
     spill_depth: Count = 4
     load_bound: Annotated[float, Field(ge=1.0)] = 1.25
+    min_bound: Count = 4
 
 
 class ConditionalDisagg(_Section):

@@ -26,12 +26,14 @@ RETRY_AFTER_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RouterConfig:
-    """`max_local_prefill_tokens`: a prompt with at most this many tokens that are not known to be cached goes to the
+    """`min_bound`: a worker with fewer requests is never above its bound, however idle the others are.
+    `max_local_prefill_tokens`: a prompt with at most this many tokens that are not known to be cached goes to the
     generation worker alone; 0 is never."""
 
     type: RouterType = "conversation"
     spill_depth: int = 4
     load_bound: float = 1.25
+    min_bound: int = 1
     max_local_prefill_tokens: int = 0
 
 
@@ -134,7 +136,7 @@ class Router:
         """Where the family may go, its favourite first, and the load from which on a worker passes it on."""
         mean = (sum(worker.load for worker in candidates) + 1) / len(candidates)
         order = rendezvous_order(family, candidates)[: self._config.spill_depth]
-        return order, math.ceil(self._config.load_bound * mean)
+        return order, max(self._config.min_bound, math.ceil(self._config.load_bound * mean))
 
 
 def rendezvous_order(family: FamilyKey, workers: Sequence[Worker]) -> list[Worker]:

@@ -73,7 +73,7 @@ def test_the_environment_alone_is_enough() -> None:
         ({"auth": {"jwt": {"secret": "x"}}}, "did you mean secret_file?"),
         ({"zzz": 1}, "known keys there are listen, model,"),
         ({"router": {"type": "random"}}, "router.type is 'random'"),
-        ({"router": {"type": "random"}}, "'conversation', 'load_balancing' or 'round_robin'"),
+        ({"router": {"type": "random"}}, "'conversation', 'kv_cache_aware', 'load_balancing' or 'round_robin'"),
         ({"router": {"spill_depth": 0}}, "router.spill_depth is 0"),
         ({"limits": {"body_bytes": "big"}}, "limits.body_bytes is 'big'"),
         ({"listen": {"http": "8000"}}, "listen.http is '8000'"),

@@ -315,3 +315,14 @@ class TwoEdges(RuleBasedStateMachine):
 
 TwoEdges.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 TestTwoEdges = TwoEdges.TestCase
+
+
+def test_a_few_siblings_at_a_time_stay_together_on_an_idle_fleet() -> None:
+    router = make_router(context=8, min_bound=4)
+    favourite = favourites(router, "family")[0]
+
+    for _ in range(4):
+        assert router.place(family("family"), 10).context == favourite
+        load(router, favourite, 1)
+
+    assert router.place(family("family"), 10).context != favourite, "a fifth is one too many"
