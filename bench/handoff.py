@@ -50,9 +50,9 @@ def run(*, num_pages: int = NUM_PAGES, repeats: int = REPEATS, lone_pulls: int =
     rows = [_memcpy(num_pages * WHOLE.page_bytes, repeats)]
     for layout, heads in ((WHOLE, "whole"), (HALF, "half")):
         with _source(num_pages) as source, _rank(layout, num_pages) as rank:
-            for way, arrangement, pages in itertools.product(("shared memory", "tcp"), ("near", "far"), (near, far)):
-                if (arrangement == "near") != (pages is near):
-                    continue
+            for way, (arrangement, pages) in itertools.product(
+                ("shared memory", "tcp"), (("near", near), ("far", far))
+            ):
                 seconds = [rank.pull(source, pages, way) for _ in range(repeats + 1)][1:]
                 row = _row(way, f"{heads}, {arrangement}", num_pages * layout.page_bytes, seconds, layout.page_bytes)
                 if heads == "whole" and arrangement == "near":

@@ -137,8 +137,8 @@ class TransferServer:
             case Kind.PULL:
                 return await self._pull(connection, request, session, is_local=is_local)
             case Kind.CONFIRM if request.puller in session.pulls:
-                stands = self._sessions.stands(request.session_id, session)
-                await connection.send(Reply(Status.OK if stands else Status.GONE).encode())
+                # The session was found, so its pages were pinned until now.
+                await connection.send(Reply(Status.OK).encode())
                 return True
             case Kind.RELEASE if self._on_release is not None:
                 self._on_release(request.session_id.hex())

@@ -49,8 +49,8 @@ class Kind(enum.IntEnum):
 
 
 class Status(enum.IntEnum):
-    """REFUSED does not say why: no such session, a wrong secret, or used already. MISMATCH: other shape or heads.
-    GONE: the session ended meanwhile."""
+    """REFUSED does not say why: no such session, a wrong secret, or used already. MISMATCH: another shape, or
+    blocks or heads that the session lacks. GONE: the session ended while its bytes were sent."""
 
     OK = 1
     REFUSED = 2

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from tests.worker.memory.transfer.samples import SECRET, SESSION_ID, WAIT_S
+from worker.memory.device import DevicePool
 from worker.memory.layout import KvLayout
 from worker.memory.transfer import shared_memory, wire
 from worker.memory.transfer.layouts import shape_of
@@ -60,11 +61,11 @@ class RawClient:
 
     def rest(self) -> bytes:
         """All until the other end closes."""
-        data = b""
+        data = bytearray()
         with contextlib.suppress(ConnectionResetError):
             while part := self.socket.recv(1 << 20):
                 data += part
-        return data
+        return bytes(data)
 
     def close(self) -> None:
         self.socket.close()
@@ -74,26 +75,53 @@ class RawClient:
 def raw_server(serve: Callable[[socket.socket], None]) -> Iterator[str]:
     """The address of a server that greets one connection, reads one request, and leaves the rest to `serve`."""
 
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(WAIT_S)
+        host, port = listener.getsockname()
+        with _serving(listener, serve):
+            yield f"{host}:{port}"
+
+
+@contextlib.contextmanager
+def raw_local_server(pool: DevicePool, serve: Callable[[socket.socket], None]) -> Iterator[str]:
+    """The same on a Unix socket, beside the TCP address that it yields: shows `pool`, reads a second request, and
+    leaves the rest to `serve`."""
+
+    def show(connection: socket.socket) -> None:
+        assert pool.fd is not None
+        socket.send_fds(connection, [ok(pool.nbytes)], [pool.fd])
+        read_request(connection)
+        serve(connection)
+
+    address = "127.0.0.1:1"
+    with shared_memory.listen(address, 1) as listener, _serving(listener, show):
+        listener.settimeout(WAIT_S)
+        yield address
+
+
+@contextlib.contextmanager
+def _serving(listener: socket.socket, serve: Callable[[socket.socket], None]) -> Iterator[None]:
     def run() -> None:
         connection, _ = listener.accept()
         with connection:
             connection.settimeout(WAIT_S)
             connection.sendall(Greeting(b"s" * 16, b"n" * 32).encode())
-            request = b""
-            while len(request) < wire.REQUEST_BYTES:
-                part = connection.recv(wire.REQUEST_BYTES - len(request))
-                assert part, "no request came"
-                request += part
+            read_request(connection)
             serve(connection)
 
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(WAIT_S)
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        host, port = listener.getsockname()
-        yield f"{host}:{port}"
-        thread.join(WAIT_S)
-        assert not thread.is_alive(), "the server still waits"
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    yield
+    thread.join(WAIT_S)
+    assert not thread.is_alive(), "the server still waits"
+
+
+def read_request(connection: socket.socket) -> None:
+    request = b""
+    while len(request) < wire.REQUEST_BYTES:
+        part = connection.recv(wire.REQUEST_BYTES - len(request))
+        assert part, "no request came"
+        request += part
 
 
 def ok(num_bytes: int = 0) -> bytes:

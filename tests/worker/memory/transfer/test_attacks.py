@@ -127,7 +127,10 @@ def test_a_request_that_was_overheard_is_worth_nothing(server: TransferServer) -
     victim.socket.sendall(request)
     assert Reply.decode(victim.read(wire.REPLY_BYTES)).status is Status.OK
     victim.read(LAYOUT.page_bytes + wire.REPLY_BYTES)
-    victim.socket.sendall(request)
+    confirm = victim.encode(make_request(LAYOUT, kind=Kind.CONFIRM))
+    victim.socket.sendall(confirm)
+    assert Reply.decode(victim.read(wire.REPLY_BYTES)).status is Status.OK
+    victim.socket.sendall(confirm)
     assert victim.rest() == REFUSED
     for each in (victim, elsewhere):
         each.close()

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from tests.worker.memory.transfer.raw import RawClient, make_request, ok, raw_server
+from tests.worker.memory.transfer.raw import RawClient, make_request, ok, raw_local_server, raw_server, read_request
 from tests.worker.memory.transfer.samples import (
     HELD,
     HELD_TOKENS,
+    NUM_PAGES,
     SECRET,
     SESSION_ID,
     WAIT_S,
@@ -29,8 +30,8 @@ from tests.worker.memory.transfer.samples import (
 from tests.worker.memory.transfer.source import Source
 from worker.memory.device import DevicePool
 from worker.memory.layout import KvLayout
-from worker.memory.transfer import wire
-from worker.memory.transfer.client import Pull, TransferClient
+from worker.memory.transfer import pages, shared_memory
+from worker.memory.transfer.client import Pull, PullResult, TransferClient
 from worker.memory.transfer.server import TransferServer
 from worker.memory.transfer.wire import Kind, Reply, Status
 
@@ -39,7 +40,7 @@ LOOPBACK = ("127.0.0.0/8",)
 BIG = KvLayout(
     num_layers=8, num_kv_heads=4, head_dim=64, tokens_per_block=32, dtype="float32", head_start=0, head_stop=4
 )
-BIG_PAGES = np.arange(1000, dtype=np.int32)
+BIG_PAGES = np.arange(400, dtype=np.int32)
 BIG_TOKENS = len(BIG_PAGES) * BIG.tokens_per_block
 TARGETS = np.arange(len(HELD), dtype=np.int32)
 
@@ -202,7 +203,11 @@ def test_closing_ends_every_pull_and_later_ones_at_once(client: TransferClient) 
     assert client.num_pulls == 0
 
 
-def test_a_pull_over_tcp_does_not_succeed_once_its_session_has_ended() -> None:
+@pytest.mark.parametrize("piece_bytes", [4 << 20, 1 << 30], ids=["between its pieces", "in its last piece"])
+def test_a_pull_over_tcp_does_not_succeed_once_its_session_has_ended(
+    monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+) -> None:
+    monkeypatch.setattr(pages, "DIRECT_BYTES", piece_bytes)
     pool = empty_pool(BIG, len(BIG_PAGES))
     server = TransferServer(pool, BIG, "127.0.0.1")
     server.start()
@@ -210,16 +215,18 @@ def test_a_pull_over_tcp_does_not_succeed_once_its_session_has_ended() -> None:
     visitor = RawClient(server.address)
     assert visitor.ask(make_request(BIG, num_blocks=len(BIG_PAGES))).status is Status.OK
 
+    first = visitor.read(1)
     server.unpin(SESSION_ID)
-    rest = visitor.rest()
+    rest = first + visitor.rest()
 
-    assert len(rest) < BIG.page_bytes * len(BIG_PAGES) + wire.REPLY_BYTES
+    whole = BIG.page_bytes * len(BIG_PAGES)
+    assert len(rest) < whole if piece_bytes < whole else rest[whole:] == Reply(Status.GONE).encode()
     visitor.close()
     server.close()
     pool.close()
 
 
-def test_a_pull_through_shared_memory_does_not_succeed_once_its_session_has_ended() -> None:
+def test_a_pull_through_shared_memory_is_not_confirmed_once_its_session_has_ended() -> None:
     pool = filled_pool(LAYOUT)
     server = TransferServer(pool, LAYOUT, "127.0.0.1")
     server.start()
@@ -228,15 +235,60 @@ def test_a_pull_through_shared_memory_does_not_succeed_once_its_session_has_ende
     assert visitor.ask(make_request(LAYOUT, num_blocks=len(HELD))).status is Status.OK
     assert np.array_equal(np.frombuffer(visitor.read(HELD.nbytes), np.int32), HELD)
 
-    visitor.socket.sendall(visitor.encode(make_request(LAYOUT, kind=Kind.CONFIRM)))
-    assert visitor.read(wire.REPLY_BYTES) == ok()
+    assert visitor.ask(make_request(LAYOUT, kind=Kind.CONFIRM)).status is Status.OK
     server.unpin(SESSION_ID)
-    server.pin(SESSION_ID, SECRET, HELD, HELD_TOKENS)
-    visitor.socket.sendall(visitor.encode(make_request(LAYOUT, kind=Kind.CONFIRM)))
-    assert visitor.read(wire.REPLY_BYTES) != ok()
+    assert visitor.ask(make_request(LAYOUT, kind=Kind.CONFIRM)).status is Status.REFUSED
     visitor.close()
     server.close()
     pool.close()
+
+
+def pull_shared(client: TransferClient, address: str) -> PullResult:
+    ending = Ending()
+    client.pull(make_ref(LAYOUT, [(address, LAYOUT)], host_key=shared_memory.host_key()), 0, TARGETS, ending)
+    return ending.wait()
+
+
+def test_a_pull_through_shared_memory_that_is_not_confirmed_fails(client: TransferClient) -> None:
+    def serve(connection: socket.socket) -> None:
+        connection.sendall(ok(HELD.nbytes) + HELD.tobytes())
+        read_request(connection)
+        connection.sendall(Reply(Status.REFUSED).encode())
+
+    with raw_local_server(filled_pool(LAYOUT), serve) as address:
+        result = pull_shared(client, address)
+
+    assert "refused" in (result.why or "")
+    assert result.shared_bytes == LAYOUT.page_bytes * len(HELD)
+
+
+def test_copying_out_of_shared_memory_stops_when_its_owner_is_gone(
+    monkeypatch: pytest.MonkeyPatch, client: TransferClient
+) -> None:
+    monkeypatch.setattr(pages, "DIRECT_BYTES", 1)
+    gone = threading.Event()
+
+    def serve(connection: socket.socket) -> None:
+        connection.sendall(ok(HELD.nbytes) + HELD[:1].tobytes())
+        connection.sendall(HELD[1:].tobytes())
+        connection.close()
+        gone.set()
+
+    with raw_local_server(filled_pool(LAYOUT), serve) as address:
+        result = pull_shared(client, address)
+        assert gone.wait(WAIT_S)
+
+    assert "closed the connection" in (result.why or "")
+    assert result.shared_bytes < LAYOUT.page_bytes * len(HELD)
+
+
+@pytest.mark.parametrize("page", [-1, NUM_PAGES])
+def test_a_page_that_the_shared_pool_does_not_have_fails_the_pull(client: TransferClient, page: int) -> None:
+    named = np.array([page, *HELD[1:]], np.int32)
+    with raw_local_server(
+        filled_pool(LAYOUT), lambda connection: connection.sendall(ok(named.nbytes) + named.tobytes())
+    ) as address:
+        assert "does not have" in (pull_shared(client, address).why or "")
 
 
 def test_a_server_that_closes_fails_the_pulls_from_it(client: TransferClient) -> None:
