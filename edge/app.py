@@ -13,6 +13,7 @@ from importlib import metadata
 
 import uvloop
 
+from configuration.reading import SettingsError, read_secret
 from edge.core.admission import Admission, AdmissionLimits
 from edge.core.auth import Authenticator, JwtRules
 from edge.core.fleet import Fleet
@@ -35,7 +36,7 @@ from edge.http.unbuilt import messages, responses
 from edge.keyring import Keyring, KeyringError
 from edge.legs import Connection
 from edge.serving import Server, bind, bound_address
-from edge.settings import EdgeSettings, SettingsError, read_secret
+from edge.settings import EdgeSettings
 from edge.signing import EnvelopeSigner
 from edge.telemetry import Metrics, configure_logs
 from edge.tokenizing.folder import FolderError

@@ -10,9 +10,10 @@ from typing import Any, cast
 
 import uvicorn
 
+from configuration.reading import SettingsError
 from edge.http.asgi import App
 from edge.http.protocol import Guards, protocol_with
-from edge.settings import Limits, SettingsError, Tls, split_address
+from edge.settings import Limits, Tls, split_address
 
 BACKLOG = 2048
 

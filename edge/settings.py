@@ -6,22 +6,17 @@ Values are read as YAML. This module is the only reader of either; secrets stand
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import pydantic
-import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
+
+from configuration.reading import Section, SettingsError, read_settings
 
 PREFIX = "KINROUTE_EDGE_"
-
-
-class SettingsError(Exception):
-    """Raised when the configuration cannot be used; the message is for a person and names the key and its value."""
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -49,18 +44,14 @@ Seconds = Annotated[float, Field(gt=0.0)]
 Count = Annotated[int, Field(ge=1)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
-class Tls(_Section):
+class Tls(Section):
     """PEM files of the HTTP listener."""
 
     certificate_file: Path
     key_file: Path
 
 
-class Listen(_Section):
+class Listen(Section):
     """`http` serves callers, `admin` probes, metrics and control calls. Port 0 takes a free one.
 
     `allow_anonymous`: serve whoever reaches a loopback `http`, without a key. `allow_plaintext`: an `http` address that
@@ -74,7 +65,7 @@ class Listen(_Section):
     tls: Tls | None = None
 
 
-class Model(_Section):
+class Model(Section):
     """`path`: a Hugging Face folder with the tokenizer and the chat template. `aliases` are served as `name` is."""
 
     name: Annotated[str, Field(min_length=1)]
@@ -82,7 +73,7 @@ class Model(_Section):
     path: Path
 
 
-class Router(_Section):
+class Router(Section):
     """`load_bound`: a worker with this many times the mean load passes families on, to the first `spill_depth` workers
     of their own order and no further. `min_bound`: with fewer requests it keeps them, however idle the others are, so
     that a few siblings at a time stay together."""
@@ -93,13 +84,13 @@ class Router(_Section):
     min_bound: Count = 4
 
 
-class ConditionalDisagg(_Section):
+class ConditionalDisagg(Section):
     """A prompt with at most this many tokens that are not cached is prefilled by the generation worker itself."""
 
     max_local_prefill_length: Annotated[int, Field(ge=0)] = 0
 
 
-class Jwt(_Section):
+class Jwt(Section):
     """Bearer tokens signed with a shared secret."""
 
     secret_file: Path
@@ -108,11 +99,11 @@ class Jwt(_Section):
     audience: str | None = None
 
 
-class Auth(_Section):
+class Auth(Section):
     jwt: Jwt | None = None
 
 
-class Limits(_Section):
+class Limits(Section):
     """What one caller may cost. Times are deadlines; those without a tenant in their name are of one connection.
 
     `body_timeout_s`: for a body, plus a second for each `body_bytes_per_s` of it that came.
@@ -140,12 +131,12 @@ class Limits(_Section):
     tenant_tokens_per_minute: Count | None = None
 
 
-class Log(_Section):
+class Log(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["json", "console"] = "json"
 
 
-class EdgeSettings(_Section):
+class EdgeSettings(Section):
     """Everything that `kinroute edge` reads.
 
     `context_servers` and `generation_servers`: addresses of workers; one that stands in both does both phases.
@@ -172,80 +163,9 @@ class EdgeSettings(_Section):
 
 def load_settings(file: Path | None, environment: Mapping[str, str] = os.environ) -> EdgeSettings:
     """The settings in `file` under those in `environment`. Raises SettingsError."""
-    values = _read(file) if file is not None else {}
-    source = str(file) if file is not None else "the environment"
-    _override(values, environment)
-    try:
-        settings = EdgeSettings.model_validate(values)
-    except pydantic.ValidationError as error:
-        raise SettingsError("\n".join(_explain(detail, source) for detail in error.errors())) from error
+    settings = read_settings(EdgeSettings, file, environment, PREFIX)
     _require_sense(settings)
     return settings
-
-
-def read_secret(file: Path, key: str) -> bytes:
-    """The secret in a file, without the line's end. Raises SettingsError, naming the key that names the file."""
-    try:
-        secret = file.read_bytes().rstrip(b"\r\n")
-    except OSError as error:
-        raise SettingsError(f"{key} is {str(file)!r}: it cannot be read ({error.strerror}).") from error
-    if not secret:
-        raise SettingsError(f"{key} is {str(file)!r}: the file is empty.")
-    return secret
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(file.read_text())
-    except OSError as error:
-        raise SettingsError(f"The configuration {file} cannot be read: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SettingsError(f"The configuration {file} is not YAML: {' '.join(str(error).split())}.") from error
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise SettingsError(f"The configuration {file} must be a mapping of keys to values.")
-    return values
-
-
-def _override(values: dict[str, Any], environment: Mapping[str, str]) -> None:
-    for name in sorted(environment):
-        if not name.startswith(PREFIX):
-            continue
-        *sections, key = name[len(PREFIX) :].lower().split("__")
-        level = values
-        for section in sections:
-            if not isinstance(level.get(section), dict):
-                level[section] = {}
-            level = level[section]
-        try:
-            level[key] = yaml.safe_load(environment[name])
-        except yaml.YAMLError as error:
-            raise SettingsError(
-                f"The environment variable {name} is not YAML: {' '.join(str(error).split())}."
-            ) from error
-
-
-def _explain(detail: Mapping[str, Any], source: str) -> str:
-    location = [str(part) for part in detail["loc"]]
-    path = ".".join(location)
-    if detail["type"] == "extra_forbidden":
-        known = _keys_beside(location)
-        near = difflib.get_close_matches(location[-1], known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"known keys there are {', '.join(known)}."
-        return f"{path} is an unknown key (read from {source} and {PREFIX}*): {hint}"
-    if detail["type"] == "missing":
-        return f"{path} is missing: set it in {source}, or as {PREFIX}{'__'.join(location).upper()}."
-    reason = str(detail["msg"]).removeprefix("Value error, ")
-    return f"{path} is {detail['input']!r} (read from {source} and {PREFIX}*): {reason[0].lower()}{reason[1:]}."
-
-
-def _keys_beside(location: list[str]) -> list[str]:
-    section: Any = EdgeSettings
-    for part in location[:-1]:
-        found = section.model_fields[part].annotation
-        section = next((choice for choice in getattr(found, "__args__", ()) if choice is not type(None)), found)
-    return list(section.model_fields)
 
 
 def _require_sense(settings: EdgeSettings) -> None:

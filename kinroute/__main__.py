@@ -20,8 +20,9 @@ def _up(arguments: argparse.Namespace) -> int:
 
 
 def _edge(arguments: argparse.Namespace) -> int:
+    from configuration.reading import SettingsError
     from edge.app import run_edge
-    from edge.settings import SettingsError, load_settings
+    from edge.settings import load_settings
 
     try:
         settings = load_settings(arguments.config)
@@ -31,8 +32,9 @@ def _edge(arguments: argparse.Namespace) -> int:
 
 
 def _worker(arguments: argparse.Namespace) -> int:
+    from configuration.reading import SettingsError
     from worker.app import run_worker
-    from worker.settings import SettingsError, load_settings
+    from worker.settings import load_settings
 
     try:
         settings = load_settings(arguments.config)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import sys
 
+from configuration.reading import SettingsError
 from worker.exits import ExitCode
 from worker.launcher import launch
-from worker.settings import SettingsError, WorkerSettings
+from worker.settings import WorkerSettings
 from worker.telemetry import configure_logs
 
 

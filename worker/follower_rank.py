@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import msgspec
 import structlog
 
+from configuration.reading import SettingsError
 from worker.assembly import Assembly, Loaded
 from worker.channel import Channel, ChannelError, Kind
 from worker.control import Follower, Setup, connect
@@ -17,7 +18,7 @@ from worker.core import plan as plans
 from worker.exits import ExitCode
 from worker.model.sharding import UnsupportedModel
 from worker.place import Place
-from worker.settings import SettingsError, WorkerSettings
+from worker.settings import WorkerSettings
 from worker.status import Status
 
 STOP_DEADLINE_S = 5.0

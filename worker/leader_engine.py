@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from configuration.reading import SettingsError
 from worker.addresses import Address
 from worker.assembly import Assembly, Loaded
 from worker.channel import NONCE_BYTES, Channel, ChannelError, Kind
@@ -35,7 +36,7 @@ from worker.model.sharding import UnsupportedModel
 from worker.place import Place
 from worker.pulls import PullBoard
 from worker.service import Opened
-from worker.settings import SettingsError, WorkerSettings
+from worker.settings import WorkerSettings
 from worker.telemetry import Metrics
 from worker.text import TextModel
 

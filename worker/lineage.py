@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from configuration.reading import SettingsError
 from enginelink.envelope import (
     PURPOSE_LINK,
     PURPOSE_SUBMIT,
@@ -23,7 +24,6 @@ from enginelink.envelope import (
 )
 from worker.core.types import Phase, TokenIds
 from worker.refusal import invalid
-from worker.settings import SettingsError
 
 REREAD_S = 1.0
 REQUEST_TYPE = {

@@ -10,6 +10,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
+from configuration.reading import SettingsError
 from worker.core.types import Batch, RequestKey
 from worker.memory.device import DevicePool
 from worker.memory.layout import KvLayout
@@ -18,7 +19,7 @@ from worker.model.loader import LoadedModel, Progress, load
 from worker.model.runner import ModelRunner
 from worker.model.shared_memory import SharedMemoryCommunicator
 from worker.place import Place
-from worker.settings import KvCacheConfig, SettingsError, WorkerSettings
+from worker.settings import KvCacheConfig, WorkerSettings
 
 HOST_CACHE_BYTES = 2 << 30
 HOST_CACHE_FRACTION = 0.1

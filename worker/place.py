@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
 
-from worker.settings import SettingsError, WorkerSettings
+from configuration.reading import SettingsError
+from worker.settings import WorkerSettings
 
 CONTROL_FD = "KINROUTE_CONTROL_FD"
 CONTROL_PORT = "KINROUTE_CONTROL_PORT"

@@ -7,11 +7,12 @@ import os
 import signal
 import sys
 
+from configuration.reading import SettingsError
 from worker.exits import ExitCode
 from worker.follower_rank import FollowerRank
 from worker.leader_rank import LeaderRank
 from worker.place import SETTINGS, TOKEN, Place
-from worker.settings import SettingsError, WorkerSettings
+from worker.settings import WorkerSettings
 from worker.status import Status
 from worker.telemetry import configure_logs
 

@@ -6,24 +6,18 @@ Values are read as YAML. This module is the only reader of either.
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-import pydantic
-import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
+from configuration.reading import Section, SettingsError, read_settings
 from worker.addresses import Address, is_loopback
 
 PREFIX = "KINROUTE_WORKER_"
-
-
-class SettingsError(Exception):
-    """Raised when the configuration cannot be used; the message is for a person and names the key and its value."""
 
 
 def _network(text: str) -> str:
@@ -40,11 +34,7 @@ AddressText = Annotated[str, AfterValidator(_address)]
 Network = Annotated[str, AfterValidator(_network)]
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
-
-
-class Listen(_Section):
+class Listen(Section):
     """`grpc` serves OpenEngine and EngineLink, `admin` probes, metrics and control calls. Port 0 takes a free one.
 
     `allow_plaintext`: a `grpc` address that is not loopback is refused without it: what travels there is not encrypted.
@@ -55,14 +45,14 @@ class Listen(_Section):
     allow_plaintext: bool = False
 
 
-class BlockReuseConfig(_Section):
+class BlockReuseConfig(Section):
     """`policy`: what may be used again. `all_reusable`: prompts and replies; `per_request`: prompts alone;
     `per_conversation`: both, with an owner for each block and a register of conversations."""
 
     policy: Literal["all_reusable", "per_request", "per_conversation"] = "all_reusable"
 
 
-class KvCacheConfig(_Section):
+class KvCacheConfig(Section):
     """`max_tokens` sizes the cache; without it, a CUDA device gives `free_gpu_memory_fraction` of what weights leave,
     and a CPU at most 2 GiB and a tenth of the free memory."""
 
@@ -75,7 +65,7 @@ class KvCacheConfig(_Section):
     block_reuse_config: BlockReuseConfig = BlockReuseConfig()
 
 
-class SchedulerSettings(_Section):
+class SchedulerSettings(Section):
     """`max_num_tokens` bounds the new tokens of one step, so the length of a prefill chunk."""
 
     max_batch_size: Annotated[int, Field(ge=1, le=4096)] = 64
@@ -83,7 +73,7 @@ class SchedulerSettings(_Section):
     max_queued_requests: Annotated[int, Field(ge=1)] = 1024
 
 
-class KvTransfer(_Section):
+class KvTransfer(Section):
     """`listen_host`: where this worker's ranks serve pages, each on a free port. `allowed_networks`: what it dials.
 
     `handoff_timeout_s`: how long a context leg's pages wait for the generation worker.
@@ -95,7 +85,7 @@ class KvTransfer(_Section):
     handoff_timeout_s: Annotated[float, Field(gt=0.0)] = 60.0
 
 
-class Group(_Section):
+class Group(Section):
     """The ranks of this worker as one group.
 
     `control_port` and `token_file` matter only where torchrun starts the ranks: the port of rank 0's control channel
@@ -110,12 +100,12 @@ class Group(_Section):
     start_timeout_s: Annotated[float, Field(gt=0.0)] = 600.0
 
 
-class Log(_Section):
+class Log(Section):
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["json", "console"] = "json"
 
 
-class WorkerSettings(_Section):
+class WorkerSettings(Section):
     """Everything that `kinroute worker` reads.
 
     `threads_per_rank`: threads of the model's arithmetic in each rank; without it, the cores of this machine shared
@@ -149,68 +139,9 @@ class WorkerSettings(_Section):
 
 def load_settings(file: Path | None, environment: Mapping[str, str] = os.environ) -> WorkerSettings:
     """The settings in `file` under those in `environment`. Raises SettingsError."""
-    values = _read(file) if file is not None else {}
-    source = str(file) if file is not None else "the environment"
-    _override(values, environment)
-    try:
-        settings = WorkerSettings.model_validate(values)
-    except pydantic.ValidationError as error:
-        raise SettingsError("\n".join(_explain(detail, source) for detail in error.errors())) from error
+    settings = read_settings(WorkerSettings, file, environment, PREFIX)
     _require_sense(settings)
     return settings
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        values = yaml.safe_load(file.read_text())
-    except OSError as error:
-        raise SettingsError(f"The configuration {file} cannot be read: {error.strerror}.") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SettingsError(f"The configuration {file} is not YAML: {' '.join(str(error).split())}.") from error
-    if values is None:
-        return {}
-    if not isinstance(values, dict):
-        raise SettingsError(f"The configuration {file} must be a mapping of keys to values.")
-    return values
-
-
-def _override(values: dict[str, Any], environment: Mapping[str, str]) -> None:
-    for name in sorted(environment):
-        if not name.startswith(PREFIX):
-            continue
-        *sections, key = name[len(PREFIX) :].lower().split("__")
-        level = values
-        for section in sections:
-            if not isinstance(level.get(section), dict):
-                level[section] = {}
-            level = level[section]
-        try:
-            level[key] = yaml.safe_load(environment[name])
-        except yaml.YAMLError as error:
-            raise SettingsError(
-                f"The environment variable {name} is not YAML: {' '.join(str(error).split())}."
-            ) from error
-
-
-def _explain(detail: Mapping[str, Any], source: str) -> str:
-    location = [str(part) for part in detail["loc"]]
-    path = ".".join(location)
-    if detail["type"] == "extra_forbidden":
-        known = _keys_beside(location)
-        near = difflib.get_close_matches(location[-1], known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"known keys there are {', '.join(known)}."
-        return f"{path} is an unknown key (read from {source} and {PREFIX}*): {hint}"
-    if detail["type"] == "missing":
-        return f"{path} is missing: set it in {source}, or as {PREFIX}{'__'.join(location).upper()}."
-    reason = str(detail["msg"]).removeprefix("Value error, ")
-    return f"{path} is {detail['input']!r} (read from {source} and {PREFIX}*): {reason[0].lower()}{reason[1:]}."
-
-
-def _keys_beside(location: list[str]) -> list[str]:
-    section: Any = WorkerSettings
-    for part in location[:-1]:
-        section = section.model_fields[part].annotation
-    return list(section.model_fields)
 
 
 def _require_sense(settings: WorkerSettings) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from edge.settings import SettingsError, load_settings, read_secret
+from configuration.reading import SettingsError, read_secret
+from edge.settings import load_settings
 
 GOOD: dict[str, Any] = {
     "model": {"name": "m", "path": "/models/m"},

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from configuration.reading import SettingsError
 from enginelink.envelope import LIFE_S, PURPOSE_LINK, PURPOSE_SUBMIT, Claims, Key, Signer, prompt_sha256
 from worker.core.types import Phase
 from worker.lineage import Envelopes, Lineage, read_keys
 from worker.refusal import Refused
-from worker.settings import SettingsError
 
 INSTANCE = "this-start"
 KEY, OTHER_KEY = Key("one", b"1" * 32), Key("two", b"2" * 32)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from worker.settings import SettingsError, load_settings
+from configuration.reading import SettingsError
+from worker.settings import load_settings
 
 
 @pytest.fixture
