@@ -32,6 +32,7 @@ from worker.memory.device import DevicePool
 from worker.memory.layout import KvLayout
 from worker.memory.transfer import pages, shared_memory
 from worker.memory.transfer.client import Pull, PullResult, TransferClient
+from worker.memory.transfer.connection import Connection
 from worker.memory.transfer.server import TransferServer
 from worker.memory.transfer.wire import Kind, Reply, Status
 
@@ -262,24 +263,30 @@ def test_a_pull_through_shared_memory_that_is_not_confirmed_fails(client: Transf
     assert result.shared_bytes == LAYOUT.page_bytes * len(HELD)
 
 
-def test_copying_out_of_shared_memory_stops_when_its_owner_is_gone(
+def test_copying_out_of_shared_memory_stops_as_soon_as_its_owner_says_what_nobody_asked(
     monkeypatch: pytest.MonkeyPatch, client: TransferClient
 ) -> None:
     monkeypatch.setattr(pages, "DIRECT_BYTES", 1)
-    gone = threading.Event()
+    said = ok(HELD.nbytes) + HELD.tobytes() + b"!"
 
-    def serve(connection: socket.socket) -> None:
-        connection.sendall(ok(HELD.nbytes) + HELD[:1].tobytes())
-        connection.sendall(HELD[1:].tobytes())
-        connection.close()
-        gone.set()
-
-    with raw_local_server(filled_pool(LAYOUT), serve) as address:
+    with raw_local_server(filled_pool(LAYOUT), lambda connection: connection.sendall(said)) as address:
         result = pull_shared(client, address)
-        assert gone.wait(WAIT_S)
 
-    assert "closed the connection" in (result.why or "")
-    assert result.shared_bytes < LAYOUT.page_bytes * len(HELD)
+    assert "spoke out of turn" in (result.why or "")
+    assert result.shared_bytes == LAYOUT.page_bytes
+
+
+@pytest.mark.anyio
+async def test_a_connection_that_the_other_end_closed_is_not_silent() -> None:
+    ours, theirs = socket.socketpair()
+    connection = Connection(ours)
+    connection.require_silence()
+
+    theirs.close()
+
+    with pytest.raises(ConnectionResetError, match="closed the connection"):
+        connection.require_silence()
+    connection.close()
 
 
 @pytest.mark.parametrize("page", [-1, NUM_PAGES])
