@@ -34,7 +34,7 @@ from worker.memory.transfer.wire import Kind, Reply, Status
 
 LOOPBACK = ("127.0.0.0/8",)
 (LAYOUT,) = layouts(3, 1)
-HASTY = ServerLimits(max_connections=4, proof_s=0.3, idle_s=20.0, answer_s=20.0)
+HASTY = ServerLimits(max_connections=4, proof_s=1.0, idle_s=20.0, answer_s=20.0)
 REFUSED = Reply(Status.REFUSED).encode()
 
 
