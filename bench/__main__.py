@@ -32,7 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     unknown = [part for part in given.parts if part not in PARTS]
     if unknown:
         parser.error(f"unknown part {unknown[0]}: choose from {', '.join(PARTS)}")
-    console = Console()
+    # Rows are wide; a terminal wraps them rather than cutting figures off.
+    console = Console(width=max(160, Console().width))
     report: dict[str, Any] = {"machine": describe(), "parts": {}}
     console.print_json(data=report["machine"])
     for part in given.parts or PARTS:

@@ -35,8 +35,9 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
-async def client(host: str, port: int, request: bytes, requests: int, seen: Seen) -> None:
-    """One keep-alive connection, one request after the other."""
+async def client(host: str, port: int, request: bytes, requests: int, seen: Seen, wait_s: float) -> None:
+    """One keep-alive connection, one request after the other, the first after `wait_s`."""
+    await asyncio.sleep(wait_s)
     reader, writer = await asyncio.open_connection(host, port)
     try:
         for _ in range(requests):
@@ -56,9 +57,15 @@ async def client(host: str, port: int, request: bytes, requests: int, seen: Seen
         writer.close()
 
 
-async def load(address: str, key: str, model: str, clients: int, requests: int, tokens: int) -> Seen:
+async def load(
+    address: str, key: str, model: str, clients: int, requests: int, tokens: int, spread_ms: float = 0.0
+) -> Seen:
+    """`spread_ms`: over how long the clients begin, evenly."""
     host, _, port = address.rpartition(":")
     seen = Seen()
+
+    def wait_s(number: int) -> float:
+        return spread_ms / 1000 * number / clients
 
     def request(number: int) -> bytes:
         body = json.dumps(
@@ -78,7 +85,7 @@ async def load(address: str, key: str, model: str, clients: int, requests: int, 
 
     async with asyncio.TaskGroup() as tasks:
         for number in range(clients):
-            tasks.create_task(client(host, int(port), request(number), requests, seen))
+            tasks.create_task(client(host, int(port), request(number), requests, seen, wait_s(number)))
     return seen
 
 
@@ -90,8 +97,11 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=1)
     parser.add_argument("--requests", type=int, default=10, help="of each client")
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--spread-ms", type=float, default=0.0, help="over how long the clients begin")
     given = parser.parse_args()
-    seen = uvloop.run(load(given.address, given.key, given.model, given.clients, given.requests, given.tokens))
+    seen = uvloop.run(
+        load(given.address, given.key, given.model, given.clients, given.requests, given.tokens, given.spread_ms)
+    )
     sys.stdout.write(json.dumps(seen.summary()) + "\n")
 
 

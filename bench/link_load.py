@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import sys
 import time
@@ -18,9 +19,13 @@ from openengine.v1 import generation_pb2
 
 
 class Load:
-    """`clients` requests at a time on one link, aggregated phase, until each client had its number of answers."""
+    """`clients` requests at a time on one link, aggregated phase, until each client had its number of answers.
 
-    def __init__(self, stream: Any, clients: int, requests: int, tokens: int) -> None:
+    The clients begin evenly over `spread_ms`.
+    """
+
+    def __init__(self, stream: Any, clients: int, requests: int, tokens: int, spread_ms: float) -> None:
+        self._pause_s = spread_ms / 1000 / clients
         self._stream = stream
         self._tokens = tokens
         self._left = [requests] * clients
@@ -47,12 +52,16 @@ class Load:
         (self.seen.ttft_ms if first else self.seen.gap_ms).append(1000 * (now_s - last_s))
         self._live[handle] = (client, now_s, False)
 
+    async def _start(self) -> None:
+        for client in range(len(self._left)):
+            await self._stream.write(link_pb2.EdgeMessage(submits=[self._submit(client)]))
+            await asyncio.sleep(self._pause_s)
+
     async def run(self) -> Seen:
         await self._stream.write(link_pb2.EdgeMessage(hello=link_pb2.Hello(revision=1, edge_id="load")))
         await self._stream.read()
-        starts = [self._submit(client) for client in range(len(self._left))]
-        await self._stream.write(link_pb2.EdgeMessage(submits=starts))
-        while self._live:
+        starting = asyncio.create_task(self._start())
+        while self._live or not starting.done():
             step = (await self._stream.read()).step
             for handle in array("I", step.handles):
                 self._token(handle)
@@ -69,9 +78,9 @@ class Load:
         return self.seen
 
 
-async def load(address: str, clients: int, requests: int, tokens: int) -> Seen:
+async def load(address: str, clients: int, requests: int, tokens: int, spread_ms: float) -> Seen:
     async with grpc.aio.insecure_channel(address) as channel:
-        return await Load(link_pb2_grpc.EngineLinkStub(channel).Connect(), clients, requests, tokens).run()
+        return await Load(link_pb2_grpc.EngineLinkStub(channel).Connect(), clients, requests, tokens, spread_ms).run()
 
 
 def main() -> None:
@@ -80,8 +89,9 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=1)
     parser.add_argument("--requests", type=int, default=10, help="of each client")
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--spread-ms", type=float, default=0.0, help="over how long the clients begin")
     given = parser.parse_args()
-    seen = uvloop.run(load(given.address, given.clients, given.requests, given.tokens))
+    seen = uvloop.run(load(given.address, given.clients, given.requests, given.tokens, given.spread_ms))
     sys.stdout.write(json.dumps(seen.summary()) + "\n")
 
 
