@@ -251,11 +251,11 @@ class RequestLife:
     def _leg_failed(self, leg: _Leg, event: LegFailed) -> list[Effect]:
         del self.legs[event.leg]
         self._failed.append(leg.worker)
+        if self.max_tokens is not None and len(self.sent) >= self.max_tokens:
+            return self._finish(FinishReason.LENGTH)
         kind = f"{leg.phase} {'later' if leg.produced else 'first'}"
         if not event.retryable or kind in self._retries or len(self._retries) >= MAX_RETRIES:
             return self._fail(event.error)
-        if self.max_tokens is not None and len(self.sent) >= self.max_tokens:
-            return self._finish(FinishReason.LENGTH)
         self._retries.add(kind)
         return self._again()
 

@@ -191,6 +191,14 @@ def test_an_answer_that_was_complete_when_its_worker_died_is_not_made_longer() -
     assert life.feed(lost(2))[-1] == TellFinished(FinishReason.LENGTH, Usage(3, 2, 2))
 
 
+def test_an_answer_that_was_complete_is_not_failed_because_no_retry_is_left() -> None:
+    continued = (*DECODING, lost(2), Placed(C2, D2), Prefilled(3, b"new", 12), KvArrived(4), Tokens(4, (13,)))
+    refused = LegFailed(2, LOST, retryable=False)
+
+    assert make_life(*continued, max_tokens=4).feed(lost(4))[-1] == TellFinished(FinishReason.LENGTH, Usage(3, 2, 4))
+    assert make_life(*DECODING, max_tokens=2).feed(refused)[-1] == TellFinished(FinishReason.LENGTH, Usage(3, 2, 2))
+
+
 @pytest.mark.parametrize(
     ("events", "leg", "cancels"),
     [(IN_CONTEXT, 1, []), (MOVING, 2, [CancelLeg(1)]), (DECODING, 2, []), (ALONE, 1, [])],

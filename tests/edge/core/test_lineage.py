@@ -48,8 +48,9 @@ def test_an_agents_tree_is_known_to_any_depth(agent: str) -> None:
 
 
 def test_a_grandchild_is_placed_by_its_root_where_its_headers_carry_it_else_by_its_parent() -> None:
-    root, _, grandchild = agents_tree("claude-code")
-    assert (grandchild.family, grandchild.depth) == (root.family, 2)
+    root, child, grandchild = agents_tree("claude-code")
+    assert {child.family, grandchild.family} == {root.family}
+    assert (root.depth, child.depth, grandchild.depth) == (0, 1, 2)
 
     for agent in ("codex", "opencode", "dynamo"):
         _, child, grandchild = agents_tree(agent)
@@ -153,4 +154,5 @@ def test_a_final_mark_is_believed_from_the_scope() -> None:
     claim = Claim("dynamo", "d", final=True)
 
     assert lineage(claim).final
+    assert not lineage(Claim("dynamo", "d")).final
     assert not lineage(claim, caller(affinity=False)).final
