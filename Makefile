@@ -23,5 +23,5 @@ format: ## Format the code and fix what can be fixed
 proto: ## Generate the protocol code again
 	@scripts/proto
 
-bench: ## Measure this machine; JSON and a table
-	@scripts/install edge,worker,dev && .venv/bin/kinroute bench
+bench: ## Measure this machine: a table, and bench-results.json
+	@scripts/install edge,worker,dev && .venv/bin/kinroute bench --json bench-results.json

@@ -35,11 +35,24 @@ def test_who_maps_the_descriptor_sees_the_pages() -> None:
     assert pool.fd is not None
     pool.tensor[3].fill_(1.5)
 
-    with mmap.mmap(pool.fd, pool.nbytes) as mapping:
+    with mmap.mmap(pool.fd, pool.nbytes, access=mmap.ACCESS_READ) as mapping:
         page = torch.frombuffer(bytearray(mapping[3 * pool.layout.page_bytes :]), dtype=torch.float32)
 
     assert page.numel() == 2 * 2 * 2 * 2 * 8
     assert torch.all(page == 1.5)
+
+
+def test_who_has_the_descriptor_can_neither_write_the_pages_nor_cut_them_off() -> None:
+    pool = make_pool()
+    assert pool.fd is not None
+
+    with pytest.raises(PermissionError):
+        mmap.mmap(pool.fd, pool.nbytes)
+    with pytest.raises(PermissionError):
+        os.ftruncate(pool.fd, 0)
+
+    pool.tensor.fill_(2.0)
+    assert torch.all(pool.tensor == 2.0), "its own process writes as before"
 
 
 def test_pages_are_copied_whole() -> None:
