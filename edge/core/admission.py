@@ -49,9 +49,11 @@ class Admission:
         if state.in_flight >= limits.tenant_requests:
             raise _limited(f"{limits.tenant_requests} requests at a time", 1.0)
         if limits.tenant_requests_per_minute is not None and state.requests >= limits.tenant_requests_per_minute:
-            raise _limited(f"{limits.tenant_requests_per_minute} requests a minute", _until_free(state.began, now_s))
+            over = state.requests - limits.tenant_requests_per_minute
+            raise _limited(f"{limits.tenant_requests_per_minute} requests a minute", _until(state.began, over, now_s))
         if limits.tenant_tokens_per_minute is not None and state.tokens >= limits.tenant_tokens_per_minute:
-            raise _limited(f"{limits.tenant_tokens_per_minute} tokens a minute", _until_free(state.spent, now_s))
+            over = state.tokens - limits.tenant_tokens_per_minute
+            raise _limited(f"{limits.tenant_tokens_per_minute} tokens a minute", _until(state.spent, over, now_s))
         self._tenants[tenant] = state
         state.in_flight += 1
         self.in_flight += 1
@@ -81,8 +83,13 @@ def _forget_old(state: _Tenant, now_s: float) -> None:
         state.tokens -= state.spent.popleft()[1]
 
 
-def _until_free(entries: deque[tuple[float, int]], now_s: float) -> float:
-    return max(1.0, entries[0][0] + MINUTE_S - now_s)
+def _until(entries: deque[tuple[float, int]], over: int, now_s: float) -> float:
+    """Seconds until more than `over` of what was counted is a minute old; a minute where it never will be."""
+    for counted_s, count in entries:
+        over -= count
+        if over < 0:
+            return max(1.0, counted_s + MINUTE_S - now_s)
+    return MINUTE_S
 
 
 def _limited(what: str, retry_after_s: float) -> EdgeError:

@@ -69,6 +69,40 @@ def test_tokens_are_charged_when_they_are_known() -> None:
     admission.begin("a", 65.0)
 
 
+def test_who_is_far_above_its_tokens_is_told_when_enough_of_them_have_left() -> None:
+    admission = make_admission(tenant_tokens_per_minute=100)
+    admission.begin("a", 0.0)
+    admission.charge("a", 1, 0.0)
+    admission.charge("a", 150, 30.0)
+
+    assert refused(admission, "a", 40.0) == (Code.RATE_LIMITED, 50.0)
+    admission.begin("a", 90.0)
+
+
+def test_what_an_idle_tenant_spent_is_not_forgotten_within_the_minute() -> None:
+    admission = make_admission(tenant_tokens_per_minute=100)
+    admission.begin("a", 0.0)
+    admission.charge("a", 100, 0.0)
+    admission.end("a")
+
+    assert refused(admission, "a", 59.0) == (Code.RATE_LIMITED, 1.0)
+
+
+def test_a_request_that_ends_leaves_those_that_run_beside_it_counted() -> None:
+    admission = make_admission(tenant_requests=2)
+    admission.begin("a", 0.0)
+    admission.begin("a", 0.0)
+    admission.end("a")
+
+    admission.begin("a", 0.0)
+    assert refused(admission, "a") == (Code.RATE_LIMITED, 1.0)
+
+
+def test_a_limit_of_nothing_refuses_everything() -> None:
+    assert refused(make_admission(tenant_requests_per_minute=0), "a") == (Code.RATE_LIMITED, 60.0)
+    assert refused(make_admission(tenant_tokens_per_minute=0), "a") == (Code.RATE_LIMITED, 60.0)
+
+
 def test_a_refusal_counts_for_nothing() -> None:
     admission = make_admission(tenant_requests=1, tenant_requests_per_minute=5)
     admission.begin("a", 0.0)
