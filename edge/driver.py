@@ -13,12 +13,11 @@ from typing import Protocol
 
 from edge.core.errors import EdgeError
 from edge.core.fleet import Fleet
-from edge.core.lifecycle import (
+from edge.core.life_events import (
     CallerGone,
     CallerStopped,
     CancelLeg,
     DeadlinePassed,
-    Deadlines,
     Effect,
     Event,
     KvArrived,
@@ -28,7 +27,6 @@ from edge.core.lifecycle import (
     Place,
     Placed,
     Prefilled,
-    RequestLife,
     SendEnded,
     SendGenerating,
     Started,
@@ -40,6 +38,7 @@ from edge.core.lifecycle import (
     TellTokens,
     Tokens,
 )
+from edge.core.lifecycle import Deadlines, RequestLife
 from edge.core.routing import Placement, Router
 from edge.core.types import FinishReason, Receipt, TokenLogprob, Turn, Usage, WorkerId
 from edge.legs import Connection, LegOrder

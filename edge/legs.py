@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from edge.core.errors import EdgeError
-from edge.core.lifecycle import Phase
+from edge.core.life_events import Phase
 from edge.core.types import (
     ConversationKey,
     FinishReason,

@@ -44,35 +44,6 @@ from edge.core.life_events import (
 )
 from edge.core.types import FinishReason, TokenLogprob, Usage, WorkerId
 
-__all__ = [
-    "CallerGone",
-    "CallerStopped",
-    "CancelLeg",
-    "DeadlinePassed",
-    "Deadlines",
-    "Effect",
-    "Event",
-    "KvArrived",
-    "LegFailed",
-    "LegFinished",
-    "NotPlaced",
-    "Phase",
-    "Place",
-    "Placed",
-    "Prefilled",
-    "RequestLife",
-    "SendEnded",
-    "SendGenerating",
-    "Started",
-    "State",
-    "SubmitLeg",
-    "TellFailed",
-    "TellFinished",
-    "TellStarted",
-    "TellTokens",
-    "Tokens",
-]
-
 MAX_RETRIES = 2
 LegEvent: TypeAlias = Started | Prefilled | KvArrived | Tokens | LegFinished | LegFailed
 STATE_OF_LEG = {

