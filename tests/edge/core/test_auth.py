@@ -87,6 +87,22 @@ def test_a_token_says_who_calls() -> None:
 
     assert believed == Principal("acme", "bob", frozenset({"affinity", "operator"}), "jwt")
     assert by_bearer(authenticator(), token(scope=["affinity", 7])).scopes == frozenset({"affinity"})
+    assert by_bearer(authenticator(), token()) == Principal("default", "bob", frozenset(), "jwt")
+
+
+@pytest.mark.parametrize("scope", [7, None, {"affinity": True}])
+def test_a_scope_of_another_form_grants_nothing(scope: object) -> None:
+    assert by_bearer(authenticator(), token(scope=scope)).scopes == frozenset()
+
+
+def test_a_credential_longer_than_any_of_ours_is_not_even_read() -> None:
+    padding = "x" * MAX_CREDENTIAL_BYTES
+    long_key = KEY + padding
+    gate = Authenticator({digest(long_key): ALICE}, JwtRules(SECRET))
+
+    for credential in (long_key, token(padding=padding)):
+        assert refuses(gate, f"Bearer {credential}") == "This API key is not known."
+        assert refuses(gate, None, credential) == "This API key is not known."
 
 
 def without(claim: str) -> str:
@@ -112,6 +128,7 @@ def without(claim: str) -> str:
         token(exp=float("inf")),
         token(exp=float("nan")),
         token(nbf="now"),
+        token(nbf=True),
         token() + "x",
         "a.b.c",
         "..",
@@ -134,6 +151,12 @@ def test_a_token_lives_from_not_before_to_its_expiry_with_five_seconds_of_grace(
         assert by_bearer(authenticator(), credential, now_s).subject == "bob"
     else:
         assert refuses(authenticator(), f"Bearer {credential}", now_s=now_s)
+
+
+def test_the_time_that_is_given_counts_and_no_clock_does() -> None:
+    far_s = 10_000_000_000.0
+
+    assert by_bearer(authenticator(), token(iat=far_s, nbf=far_s, exp=far_s + 60), far_s).subject == "bob"
 
 
 def test_a_token_that_was_believed_is_forgotten_when_it_expires() -> None:
@@ -170,3 +193,11 @@ def test_only_algorithms_of_a_shared_secret_that_is_long_enough_can_be_configure
         JwtRules(b"s" * 63, ("HS256", "HS512"))
     with pytest.raises(ValueError, match="HS256 needs at least 32"):
         JwtRules(b"s" * 31)
+    with pytest.raises(ValueError, match="HS384 needs at least 48"):
+        JwtRules(b"s" * 47, ("HS384",))
+
+
+def test_a_secret_of_just_the_needed_length_will_do() -> None:
+    for algorithm, length in (("HS256", 32), ("HS384", 48), ("HS512", 64)):
+        gate = Authenticator({}, JwtRules(b"s" * length, (algorithm,)))
+        assert by_bearer(gate, token(secret=b"s" * length, algorithm=algorithm)).subject == "bob"
