@@ -41,6 +41,7 @@ from edge.signing import EnvelopeSigner
 from edge.telemetry import Metrics, configure_logs
 from edge.tokenizing.folder import FolderError
 from edge.tokenizing.model import TextModel
+from edge.worker_either import EitherWorker
 from edge.worker_link import WorkerLink
 from edge.worker_openengine import OpenEngineWorker
 
@@ -179,8 +180,9 @@ def _driver(settings: EdgeSettings, keyring: Keyring | None) -> Driver:
     signer = EnvelopeSigner(edge_id, () if keyring is None else keyring.envelope_keys)
     connections: list[Connection] = []
     for worker_id in fleet.workers:
+        openengine = OpenEngineWorker(worker_id, settings.model.name, fleet, signer)
         if settings.worker_protocol == "openengine":
-            connections.append(OpenEngineWorker(worker_id, settings.model.name, fleet, signer))
+            connections.append(openengine)
         else:
-            connections.append(WorkerLink(worker_id, edge_id, fleet, signer))
+            connections.append(EitherWorker(WorkerLink(worker_id, edge_id, fleet, signer), openengine))
     return Driver(fleet, Router(config, fleet), connections)

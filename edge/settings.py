@@ -140,7 +140,7 @@ class EdgeSettings(Section):
     """Everything that `kinroute edge` reads.
 
     `context_servers` and `generation_servers`: addresses of workers; one that stands in both does both phases.
-    `worker_protocol`: how to speak to them; engines that are not ours know `openengine` alone.
+    `worker_protocol`: how to speak to them; `enginelink` is `openengine` to an engine that knows nothing else.
     `cache_isolation`: whose requests may share cached prefixes. `drain_timeout_s`: how long answers may go on after
     SIGTERM.
     """

@@ -3,39 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import random
 from array import array
 from typing import Any
 
 import grpc
 import structlog
 
+from edge.channels import CHANNEL_OPTIONS, CONNECT_DEADLINE_S, Pauses
 from edge.core.errors import Code, EdgeError
 from edge.core.fleet import Fleet
-from edge.core.lifecycle import Phase
+from edge.core.life_events import Phase
 from edge.core.types import ConversationKey, FinishReason, WorkerId
 from edge.legs import LegListener, LegOrder
+from edge.outbox import Outbox
 from edge.signing import EnvelopeSigner
 from edge.wire import error_from, logprob_from, reason_from, response_message, sampling_message, stopping_message
 from enginelink.v1 import link_pb2, link_pb2_grpc
 from openengine.v1 import server_pb2, service_pb2_grpc
 
 REVISION = 1
-MAX_MESSAGE_BYTES = 64 << 20
-CHANNEL_OPTIONS = (
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 30_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.enable_retries", 0),
-    # Edges and workers of one process tree would otherwise share a connection, and die together.
-    ("grpc.use_local_subchannel_pool", 1),
-)
-CONNECT_DEADLINE_S = 10.0
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+MAX_HANDLE = (1 << 32) - 1
+WELCOME_DEADLINE_S = 600.0
+"""A worker welcomes an edge once its model is loaded."""
 PHASES = {
     Phase.CONTEXT: link_pb2.PHASE_CONTEXT,
     Phase.GENERATION: link_pb2.PHASE_GENERATION,
@@ -51,6 +40,14 @@ STOP_REASONS = {
 log = structlog.get_logger()
 
 
+class NotSpoken(Exception):
+    """Raised when a worker does not know EngineLink."""
+
+
+class _Broken(Exception):
+    """Raised when a link ended, or what came on it is not EngineLink."""
+
+
 class WorkerLink:
     """Sends what one turn of the event loop orders as one message; hears one message per engine step.
 
@@ -62,44 +59,52 @@ class WorkerLink:
         self._edge_id = edge_id
         self._fleet = fleet
         self._signer = signer
-        self._handles = itertools.count(1)
+        self._last_handle = 0
         self._listeners: dict[int, LegListener] = {}
-        self._outgoing = link_pb2.EdgeMessage()
-        self._has_outgoing = asyncio.Event()
+        self._outbox = Outbox()
         self._instance_id = ""
         self._up = False
 
     async def run(self) -> None:
-        pause_s = FIRST_PAUSE_S
+        """Raises NotSpoken where the worker speaks OpenEngine alone."""
+        pauses = Pauses()
+        told = ""
         while True:
             try:
                 async with grpc.aio.insecure_channel(self.worker_id, options=CHANNEL_OPTIONS) as channel:
                     await self._serve(channel)
-                why = "the worker closed the link"
             except grpc.aio.AioRpcError as error:
                 why = error.details() or error.code().name
             except TimeoutError:
                 why = "no answer"
+            except _Broken as broken:
+                why = str(broken)
             if self._up:
-                pause_s = FIRST_PAUSE_S
+                pauses.reset()
                 log.warning("a link is lost", worker=self.worker_id, why=why)
+            elif why != told:
+                log.warning("a worker cannot be linked yet", worker=self.worker_id, why=why)
+            told = why
             self._lose(why)
-            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            await asyncio.sleep(pauses.next_s())
 
     async def _serve(self, channel: grpc.aio.Channel) -> None:
-        """One link, from hello to its end."""
+        """One link, from hello to its end, which raises."""
         async with asyncio.timeout(CONNECT_DEADLINE_S):
             control = service_pb2_grpc.ControlStub(channel)
             info: server_pb2.ServerInfo = await control.GetServerInfo(server_pb2.GetServerInfoRequest())
-            stream = link_pb2_grpc.EngineLinkStub(channel).Connect()
-            hello = link_pb2.Hello(
-                revision=REVISION, edge_id=self._edge_id, envelope=self._signer.link(info.instance_id)
-            )
-            await stream.write(link_pb2.EdgeMessage(hello=hello))
-        first: Any = await stream.read()
+        stream = link_pb2_grpc.EngineLinkStub(channel).Connect()
+        hello = link_pb2.Hello(revision=REVISION, edge_id=self._edge_id, envelope=self._signer.link(info.instance_id))
+        try:
+            async with asyncio.timeout(WELCOME_DEADLINE_S):
+                await stream.write(link_pb2.EdgeMessage(hello=hello))
+                first: Any = await stream.read()
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                raise NotSpoken from error
+            raise
         if not isinstance(first, link_pb2.WorkerMessage) or not first.HasField("welcome"):
-            raise TimeoutError
+            raise _Broken("the worker did not say welcome")
         self._welcome(first.welcome)
         writer = asyncio.create_task(self._write(stream))
         try:
@@ -110,28 +115,26 @@ class WorkerLink:
             # A stream that broke fails the writer too; the reader has told it already.
             await asyncio.gather(writer, return_exceptions=True)
             stream.cancel()
+        raise _Broken("the worker closed the link")
 
     def _welcome(self, welcome: link_pb2.Welcome) -> None:
         self._instance_id = welcome.server.instance_id
-        self._outgoing, self._up = link_pb2.EdgeMessage(), True
+        self._outbox, self._up = Outbox(), True
         self._fleet.joined(self.worker_id, self._instance_id, welcome.model.max_context_length)
         self._report(welcome.load)
         log.info("a worker is linked", worker=self.worker_id, instance=self._instance_id)
 
     async def _write(self, stream: Any) -> None:
         while True:
-            await self._has_outgoing.wait()
-            self._has_outgoing.clear()
-            message, self._outgoing = self._outgoing, link_pb2.EdgeMessage()
-            await stream.write(message)
+            await stream.write(await self._outbox.take())
 
     def submit(self, order: LegOrder, listener: LegListener) -> int:
-        handle = next(self._handles)
+        handle = self._new_handle()
         self._listeners[handle] = listener
         if not self._up:
             asyncio.get_running_loop().call_soon(self._fail, handle, "the worker is not linked")
             return handle
-        self._outgoing.submits.append(
+        self._outbox.submit(
             link_pb2.Submit(
                 handle=handle,
                 request_id=order.request_id,
@@ -150,13 +153,19 @@ class WorkerLink:
                 resumed_tokens=order.resumed_tokens,
             )
         )
-        self._has_outgoing.set()
+        return handle
+
+    def _new_handle(self) -> int:
+        """One that no live leg has, within what the wire holds, however long the edge runs."""
+        handle = self._last_handle % MAX_HANDLE + 1
+        while handle in self._listeners:
+            handle = handle % MAX_HANDLE + 1
+        self._last_handle = handle
         return handle
 
     def cancel(self, handle: int) -> None:
         if self._listeners.pop(handle, None) is not None and self._up:
-            self._outgoing.cancels.append(link_pb2.Cancel(handle=handle))
-            self._has_outgoing.set()
+            self._outbox.cancel(handle)
 
     def generating(self, conversation: ConversationKey) -> None:
         self._tell(link_pb2.ConversationUpdate(conversation_id=conversation, generating=link_pb2.Generating()))
@@ -167,12 +176,13 @@ class WorkerLink:
 
     def _tell(self, update: link_pb2.ConversationUpdate) -> None:
         if self._up:
-            self._outgoing.updates.append(update)
-            self._has_outgoing.set()
+            self._outbox.update(update)
 
     def _step(self, step: link_pb2.Step) -> None:
         listeners = self._listeners
-        if step.handles:
+        if step.handles or step.token_ids:
+            if len(step.handles) != len(step.token_ids) or len(step.handles) % 4:
+                raise _Broken("the worker sent columns of unequal length")
             for handle, token_id in zip(array("I", step.handles), array("I", step.token_ids), strict=True):
                 listener = listeners.get(handle)
                 if listener is not None:

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import random
-from dataclasses import replace
 
 import grpc
 import structlog
-from google.protobuf import struct_pb2
 
+from edge.channels import CHANNEL_OPTIONS, CONNECT_DEADLINE_S, Pauses
 from edge.core.errors import Code, EdgeError
 from edge.core.fleet import Fleet
-from edge.core.lifecycle import Phase
+from edge.core.life_events import Phase
 from edge.core.types import ConversationKey, FinishReason, WorkerId
-from edge.legs import REQUEST_TYPES, LegListener, LegOrder
+from edge.legs import LegListener, LegOrder
+from edge.openengine_wire import first_token_of, generate_request
 from edge.signing import EnvelopeSigner
-from edge.wire import error_from, logprob_from, reason_from, response_message, sampling_message, stopping_message
-from edge.worker_link import CHANNEL_OPTIONS, CONNECT_DEADLINE_S, FIRST_PAUSE_S, LONGEST_PAUSE_S
+from edge.wire import error_from, logprob_from, reason_from
 from openengine.v1 import generation_pb2, kv_pb2, lifecycle_pb2, model_pb2, server_pb2, service_pb2_grpc
 
 POLL_EVERY_S = 1.0
+REVISION = 1
+SERVING = (lifecycle_pb2.HEALTH_STATE_READY, lifecycle_pb2.HEALTH_STATE_DEGRADED)
 NOT_ACCEPTED = {
     grpc.StatusCode.INVALID_ARGUMENT: Code.INVALID,
     grpc.StatusCode.UNIMPLEMENTED: Code.INVALID,
@@ -29,6 +29,10 @@ NOT_ACCEPTED = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: Code.OVERLOADED,
 }
 log = structlog.get_logger()
+
+
+class _NotUsable(Exception):
+    """Raised when an engine answers, but cannot be given requests."""
 
 
 class OpenEngineWorker:
@@ -55,30 +59,54 @@ class OpenEngineWorker:
             self._tasks = tasks
             self._inference = service_pb2_grpc.InferenceStub(channel)
             self._control = service_pb2_grpc.ControlStub(channel)
-            pause_s = FIRST_PAUSE_S
+            pauses = Pauses()
+            told = ""
             while True:
                 try:
                     await self._poll(self._control)
-                    pause_s = POLL_EVERY_S
-                except (grpc.aio.AioRpcError, TimeoutError):
+                    why = ""
+                except grpc.aio.AioRpcError as error:
+                    why = error.details() or error.code().name
+                except TimeoutError:
+                    why = "no answer"
+                except _NotUsable as fault:
+                    why = str(fault)
+                if why:
                     self._fleet.lost(self.worker_id)
-                    pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+                    if why != told:
+                        log.warning("a worker cannot be used", worker=self.worker_id, why=why)
+                    await asyncio.sleep(pauses.next_s())
+                else:
+                    pauses.reset()
+                    await asyncio.sleep(POLL_EVERY_S)
+                told = why
 
     async def _poll(self, control: service_pb2_grpc.ControlStub) -> None:
+        """Brings the fleet up to date, or raises."""
         async with asyncio.timeout(CONNECT_DEADLINE_S):
             health: lifecycle_pb2.HealthResponse = await control.Health(lifecycle_pb2.HealthRequest())
-            if health.state not in (lifecycle_pb2.HEALTH_STATE_READY, lifecycle_pb2.HEALTH_STATE_DEGRADED):
-                self._fleet.lost(self.worker_id)
-                return
+            if health.state not in SERVING:
+                raise _NotUsable("it says that it is not ready")
             info: server_pb2.ServerInfo = await control.GetServerInfo(server_pb2.GetServerInfoRequest())
+            if not info.minimum_client_revision <= REVISION <= info.schema_revision:
+                raise _NotUsable(f"it speaks revision {info.schema_revision} of OpenEngine, this edge {REVISION}")
             if info.instance_id != self._instance_id or not self._fleet.workers[self.worker_id].ready:
                 request = model_pb2.GetModelInfoRequest(model=self._model)
                 model: model_pb2.ModelInfo = await control.GetModelInfo(request)
                 self._instance_id = info.instance_id
                 self._fleet.joined(self.worker_id, info.instance_id, model.max_context_length)
+            requests = await self._requests(control)
+        self._fleet.reported(self.worker_id, requests, draining=False)
+
+    async def _requests(self, control: service_pb2_grpc.ControlStub) -> int:
+        """How many it runs and queues. Of an engine that does not say, none but our own are known."""
+        try:
             load: server_pb2.LoadInfo = await control.GetLoad(server_pb2.GetLoadRequest())
-        self._fleet.reported(self.worker_id, load.running_requests + load.queued_requests, draining=False)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                raise
+            return 0
+        return load.running_requests + load.queued_requests
 
     def submit(self, order: LegOrder, listener: LegListener) -> int:
         assert self._tasks is not None, "submitted before `run`"
@@ -114,70 +142,67 @@ class OpenEngineWorker:
         try:
             await self._follow(handle, order, listener)
         except grpc.aio.AioRpcError as error:
-            if self._legs.pop(handle, None) is not None:
-                code = NOT_ACCEPTED.get(error.code(), Code.WORKER_FAILED)
-                message = "A worker was lost." if code is Code.WORKER_FAILED else (error.details() or "refused")
-                retryable = code in (Code.WORKER_FAILED, Code.OVERLOADED)
-                listener.failed(EdgeError(code, message, retryable=retryable, retry_after_s=1.0), retryable=retryable)
+            code = NOT_ACCEPTED.get(error.code(), Code.WORKER_FAILED)
+            message = "A worker was lost." if code is Code.WORKER_FAILED else (error.details() or "refused")
+            self._fail(handle, listener, code, message)
+        else:
+            # Only where the stream ended before its terminal event.
+            self._fail(handle, listener, Code.WORKER_FAILED, "A worker's answer has no end.")
+
+    def _fail(self, handle: int, listener: LegListener, code: Code, message: str) -> None:
+        """Does nothing to a leg that is over."""
+        if self._legs.pop(handle, None) is not None:
+            retryable = code in (Code.WORKER_FAILED, Code.OVERLOADED)
+            listener.failed(EdgeError(code, message, retryable=retryable, retry_after_s=1.0), retryable=retryable)
 
     async def _follow(self, handle: int, order: LegOrder, listener: LegListener) -> None:
         assert self._inference is not None
         signed = self._signer.leg(order, self._instance_id) if order.phase is not Phase.GENERATION else ""
         metadata = (("kinroute-lineage", signed),) if signed else ()
-        stream = self._inference.Generate(_request(order), metadata=metadata)
+        stream = self._inference.Generate(generate_request(order), metadata=metadata)
         # A generation leg's first token came with its reference and was sent then.
         skip = 1 if order.phase is Phase.GENERATION else 0
-        started = False
+        has_arrived = order.phase is not Phase.GENERATION
         async for response in stream:
             event = response.WhichOneof("event")
             if event == "token":
-                if not started:
-                    started = True
-                    (listener.kv_arrived if skip else lambda: listener.started(0))()
+                if not has_arrived:
+                    has_arrived = True
+                    listener.kv_arrived()
                 for info in response.token.tokens[skip:]:
                     listener.token(info.token_id, logprob_from(info))
                 skip = max(0, skip - len(response.token.tokens))
             elif event in ("prefill_ready", "finished", "error"):
-                self._last(handle, response, listener)
+                self._last(handle, order.phase, response, listener)
                 return
 
-    def _last(self, handle: int, response: generation_pb2.GenerateResponse, listener: LegListener) -> None:
-        if self._legs.pop(handle, None) is None:
+    def _last(
+        self, handle: int, phase: Phase, response: generation_pb2.GenerateResponse, listener: LegListener
+    ) -> None:
+        if handle not in self._legs:
             return
+        if phase is not Phase.GENERATION:
+            # Nothing says how much was cached before the usage at the end does.
+            listener.started(response.usage.cached_prompt_tokens)
         match response.WhichOneof("event"):
             case "prefill_ready":
-                session = response.prefill_ready.kv_session
-                self._sessions[handle] = session.SerializeToString()
-                listener.started(response.usage.cached_prompt_tokens)
-                first = session.attributes_struct.fields["first_gen_tokens"].list_value.values[0]
-                listener.prefilled(self._sessions[handle], int(first.number_value), None)
+                self._prefilled(handle, response.prefill_ready.kv_session, listener)
             case "finished":
+                del self._legs[handle]
                 match = response.finished.stop_match
                 if match.WhichOneof("match") in ("eos_token_id", "stop_token_id"):
                     # OpenEngine tells which token stopped it instead of sending that token.
                     listener.token(match.eos_token_id or match.stop_token_id, None)
                 listener.finished(reason_from(response.finished.reason))
             case "error":
+                del self._legs[handle]
                 listener.failed(error_from(response.error), retryable=response.error.retryable)
 
-
-def _request(order: LegOrder) -> generation_pb2.GenerateRequest:
-    extra = struct_pb2.Struct()
-    extra.update({"request_type": REQUEST_TYPES[order.phase], "conversation_id": order.lineage.conversation})
-    session = kv_pb2.KvSessionRef.FromString(order.kv_session) if order.kv_session else None
-    # OpenEngine counts from this leg's own first token.
-    stops = replace(
-        order.stops,
-        max_tokens=order.stops.max_tokens - order.resumed_tokens,
-        min_tokens=max(0, order.stops.min_tokens - order.resumed_tokens),
-    )
-    return generation_pb2.GenerateRequest(
-        request_id=order.request_id,
-        model=order.model,
-        token_ids=generation_pb2.TokenIds(ids=memoryview(order.token_ids).cast("I")),
-        sampling=sampling_message(order.sampling),
-        stopping=stopping_message(stops),
-        response=response_message(order.sampling),
-        kv=generation_pb2.KvOptions(session=session, cache_salt=order.cache_salt),
-        extra=extra,
-    )
+    def _prefilled(self, handle: int, session: kv_pb2.KvSessionRef, listener: LegListener) -> None:
+        first_token = first_token_of(session)
+        if first_token is None:
+            self._fail(handle, listener, Code.WORKER_FAILED, "A worker's reference does not hold its first token.")
+            return
+        del self._legs[handle]
+        self._sessions[handle] = session.SerializeToString()
+        listener.prefilled(self._sessions[handle], first_token, None)

@@ -1,0 +1,35 @@
+"""How the edge's gRPC channels to workers are kept: options, patience, and when to try again."""
+
+from __future__ import annotations
+
+import random
+
+MAX_MESSAGE_BYTES = 64 << 20
+CHANNEL_OPTIONS = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+    ("grpc.enable_retries", 0),
+    # Edges and workers of one process tree would otherwise share a connection, and die together.
+    ("grpc.use_local_subchannel_pool", 1),
+)
+CONNECT_DEADLINE_S = 10.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+
+
+class Pauses:
+    """Seconds to wait before each further try: twice as long each time, up to a bound, never two edges in step."""
+
+    def __init__(self) -> None:
+        self._next_s = FIRST_PAUSE_S
+
+    def reset(self) -> None:
+        self._next_s = FIRST_PAUSE_S
+
+    def next_s(self) -> float:
+        pause_s = self._next_s * random.uniform(0.5, 1.0)
+        self._next_s = min(2 * self._next_s, LONGEST_PAUSE_S)
+        return pause_s

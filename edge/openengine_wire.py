@@ -1,0 +1,44 @@
+"""A leg as an OpenEngine call: its request, and what a context leg's reference says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from google.protobuf import struct_pb2
+
+from edge.legs import REQUEST_TYPES, LegOrder
+from edge.wire import response_message, sampling_message, stopping_message
+from openengine.v1 import generation_pb2, kv_pb2
+
+MAX_TOKEN_ID = (1 << 32) - 1
+
+
+def generate_request(order: LegOrder) -> generation_pb2.GenerateRequest:
+    extra = struct_pb2.Struct()
+    extra.update({"request_type": REQUEST_TYPES[order.phase], "conversation_id": order.lineage.conversation})
+    session = kv_pb2.KvSessionRef.FromString(order.kv_session) if order.kv_session else None
+    # OpenEngine counts from this leg's own first token.
+    stops = replace(
+        order.stops,
+        max_tokens=order.stops.max_tokens - order.resumed_tokens,
+        min_tokens=max(0, order.stops.min_tokens - order.resumed_tokens),
+    )
+    return generation_pb2.GenerateRequest(
+        request_id=order.request_id,
+        model=order.model,
+        token_ids=generation_pb2.TokenIds(ids=memoryview(order.token_ids).cast("I")),
+        sampling=sampling_message(order.sampling),
+        stopping=stopping_message(stops),
+        response=response_message(order.sampling),
+        kv=generation_pb2.KvOptions(session=session, cache_salt=order.cache_salt),
+        extra=extra,
+    )
+
+
+def first_token_of(session: kv_pb2.KvSessionRef) -> int | None:
+    """The token that the context leg sampled; None where the reference does not hold exactly one."""
+    values = session.attributes_struct.fields["first_gen_tokens"].list_value.values
+    if len(values) != 1 or values[0].WhichOneof("kind") != "number_value":
+        return None
+    number = values[0].number_value
+    return int(number) if number.is_integer() and 0 <= number <= MAX_TOKEN_ID else None
