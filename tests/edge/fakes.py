@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
-from bench.fake_worker import answer_token
+from bench.fake_engine import answer_token
 from edge.core.errors import EdgeError
 from edge.core.fleet import Fleet
 from edge.core.lifecycle import Deadlines

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from bench.fake_worker import answer_token
+from bench.fake_engine import answer_token
 from edge.keyring import Keyring
 from tests.edge.http.harness import make_text_folder
 
