@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from enginelink.envelope import (
     LEEWAY_S,
     LIFE_S,
+    MAX_TOKEN_BYTES,
     Claims,
     EnvelopeError,
     Key,
@@ -73,9 +74,9 @@ def part(value: object) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
-def hand_made(header: object, secret: bytes = KEY.secret) -> str:
-    """A token with any header at all, rightly signed."""
-    body = f"{part(header)}.{signed().split('.')[1]}"
+def hand_made(header: object, secret: bytes = KEY.secret, claims: object = None) -> str:
+    """A token with any header and claims at all, rightly signed."""
+    body = f"{part(header)}.{signed().split('.')[1] if claims is None else part(claims)}"
     return f"{body}.{part(hmac.digest(secret, body.encode(), hashlib.sha256))}"
 
 
@@ -160,6 +161,29 @@ def test_no_header_but_ours_is_read_even_rightly_signed(header: object) -> None:
     assert refused(hand_made(header))
 
 
+@pytest.mark.parametrize(
+    "claims",
+    [
+        [],
+        {},
+        {"purpose": "submit"},
+        msgspec.to_builtins(CLAIMS) | {"exp": "never"},
+        msgspec.to_builtins(CLAIMS) | {"exp": None},
+        msgspec.to_builtins(CLAIMS) | {"aud": [WORKER]},
+        msgspec.to_builtins(CLAIMS) | {"final": 1},
+        b"[" * 2_000,
+        b"\xff",
+        b"",
+    ],
+)
+def test_claims_of_another_form_are_refused_even_rightly_signed(claims: object) -> None:
+    assert refused(hand_made({"alg": "HS256", "kid": "k1"}, claims=claims)).startswith("unreadable claims")
+
+
+def test_what_is_too_long_is_refused_even_rightly_signed() -> None:
+    assert "longer than an envelope can be" in refused(signed(model="m" * MAX_TOKEN_BYTES))
+
+
 def test_a_public_key_is_no_secret() -> None:
     """The classic confusion: a token signed with HMAC under the bytes of a public key that everyone has."""
     public = rsa.generate_private_key(65537, 2048).public_key()
@@ -241,6 +265,22 @@ def test_it_is_believed_once_and_a_refusal_does_not_spend_it() -> None:
     assert verifier.verify(token, NOW_S, model="m")
     assert refused(token, verifier=verifier, model="m") == "seen before"
     assert refused(signed(jti=""), verifier=verifier) == "no jti"
+
+
+def test_it_is_not_believed_again_in_its_last_seconds_of_grace() -> None:
+    verifier, token = make_verifier(), signed()
+
+    assert verifier.verify(token, NOW_S)
+    assert refused(token, NOW_S + LIFE_S + LEEWAY_S - 0.1, verifier) == "seen before"
+
+
+def test_a_worker_that_can_remember_no_more_refuses_until_one_has_expired() -> None:
+    verifier = make_verifier(capacity=1)
+    assert verifier.verify(signed(), NOW_S)
+
+    assert refused(signed(jti="j2"), NOW_S, verifier) == "too many envelopes are alive"
+    later = NOW_S + LIFE_S + LEEWAY_S
+    assert verifier.verify(signed(jti="j2", issued_s=later, expires_s=later + LIFE_S), later)
 
 
 def test_the_guard_forgets_what_expired_and_nothing_sooner() -> None:

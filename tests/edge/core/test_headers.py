@@ -83,6 +83,30 @@ def test_the_first_family_that_is_present_wins_and_later_ones_are_not_read() -> 
     assert read(("x-dynamo-session-id", "d"), ("x-opencode-session", "\x01"), cache_key="\x01").family == "dynamo"
 
 
+def test_a_child_that_only_names_its_parent_is_of_its_parents_family() -> None:
+    for family, name in (
+        ("kinroute", "x-kinroute-parent-id"),
+        ("dynamo", "x-dynamo-parent-session-id"),
+        ("codex", "x-codex-parent-thread-id"),
+        ("opencode", "x-parent-session-id"),
+    ):
+        assert read((name, "p")) == Claim(family, parent="p", explicit=family == "kinroute")
+
+
+def test_a_header_of_ours_alone_is_enough_to_be_explicit() -> None:
+    assert read(("X-Kinroute-Conversation-ID", "c")) == Claim("kinroute", "c", explicit=True)
+    assert read(("X-Kinroute-Conversation-Final", "true")) == Claim("kinroute", final=True, explicit=True)
+
+
+def test_a_session_id_that_many_agents_send_is_of_no_family_by_itself() -> None:
+    assert read(("x-session-id", "s")) == Claim("other", "s")
+    assert read(("x-session-id", "s"), ("x-session-affinity", "s")).family == "opencode"
+
+
+def test_an_agent_without_its_session_is_nobody() -> None:
+    assert read(("x-claude-code-agent-id", "a"), ("x-claude-code-parent-agent-id", "b")) == Claim()
+
+
 def test_a_body_wins_over_the_headers_of_its_row_only() -> None:
     assert read(("x-litellm-session-id", "header"), body="body").conversation == "body"
     assert read(("x-litellm-session-id", "header"), body="  ").conversation == "header"
@@ -98,7 +122,7 @@ def test_the_configured_header_names_a_parent_in_any_spelling() -> None:
     families = HeaderFamilies(HeaderNames(others_parent="My_Parent"))
 
     for name in ("My_Parent", "my-parent", "MY-PARENT"):
-        assert families.read(fold([(name, "p")])).parent == "p"
+        assert families.read(fold([(name, "p")])) == Claim("other", parent="p")
     assert read(("my-parent", "p")) == Claim()
 
 
@@ -126,6 +150,29 @@ def test_what_contradicts_itself_is_too_long_or_unprintable_is_refused_by_name(r
     assert refused(*raw) == raw[0][0].lower().replace("_", "-")
 
 
+def test_what_is_refused_says_why() -> None:
+    for raw, why in (
+        (
+            [("thread-id", "a"), ("Thread_Id", "b"), ("thread-id", "c")],
+            "thread-id is given twice with different values.",
+        ),
+        ([("thread-id", "a" * 257)], "thread-id is longer than 256 bytes."),
+        ([("thread-id", "a\x7fb")], "thread-id has control characters."),
+        ([("x-opencode-session", "a"), ("x-session-id", "b")], "name different conversations"),
+    ):
+        with pytest.raises(EdgeError, match=why):
+            read(*raw)
+
+
+def test_an_id_of_256_bytes_is_not_too_long() -> None:
+    assert read(("thread-id", "a" * 256)).conversation == "a" * 256
+    assert read(("thread-id", "é".encode().decode("latin-1") * 128)).conversation == "é" * 128
+
+
+def test_an_id_that_is_no_utf_8_stays_as_it_came() -> None:
+    assert read(("thread-id", "kind-\xe9")).conversation == "kind-é"
+
+
 def test_a_body_is_bounded_as_headers_are() -> None:
     assert refused(body="a" * 257) == "conversation_params.conversation_id"
     assert refused(body="a\n") == "conversation_params.conversation_id"
@@ -144,6 +191,7 @@ def test_a_header_that_nobody_reads_may_be_repeated() -> None:
 
 def test_a_blank_header_is_absent() -> None:
     assert read(("x-kinroute-parent-id", " "), ("thread-id", "t")).family == "codex"
+    assert read(("thread-id", ""), ("thread-id", "t"), ("Thread_Id", "\t")).conversation == "t"
 
 
 def test_an_id_is_the_same_in_a_header_and_in_a_body() -> None:
