@@ -142,6 +142,43 @@ def test_pages_lost_while_a_worker_is_sought_leave_it_to_that_worker_alone() -> 
     assert life.feed(Placed(None, D2)) == [SubmitLeg(3, Phase.AGGREGATED, D2, resumed=(10,))]
 
 
+def test_a_context_worker_hears_once_that_the_answer_is_over() -> None:
+    pin_lost = make_life(*MOVING, lost(2), lost(1), Placed(None, D2))
+    answer_lost = make_life(*DECODING, lost(2))
+
+    assert pin_lost.feed(CallerGone()) == [CancelLeg(3)]
+    assert answer_lost.feed(NotPlaced(LOST)) == [TellFailed(LOST)]
+
+
+def test_the_context_worker_too_may_say_that_its_pages_arrived() -> None:
+    life = make_life(*MOVING)
+
+    assert life.feed(KvArrived(1)) == []
+    assert (life.state, list(life.legs)) == (State.DECODING, [2])
+
+
+def test_a_generation_leg_that_starts_is_nothing_to_tell() -> None:
+    assert make_life(*MOVING).feed(Started(2, 9)) == []
+
+
+def test_a_worker_that_is_alone_decodes_from_its_first_token_on() -> None:
+    life = make_life(*ALONE, Tokens(1, (10,)))
+
+    assert life.state is State.DECODING
+    assert life.feed(DeadlinePassed(State.DECODING))[0] == CancelLeg(1)
+
+
+@pytest.mark.parametrize(
+    ("event", "code"),
+    [(DeadlinePassed(State.ALONE), Code.TIMED_OUT), (KvArrived(2), Code.WORKER_FAILED)],
+)
+def test_a_silent_or_confused_worker_is_no_reason_not_to_ask_again(event: Event, code: Code) -> None:
+    told = make_life(*ALONE, lost(1), Placed(None, D2)).feed(event)[-1]
+
+    assert isinstance(told, TellFailed)
+    assert (told.error.code, told.error.retryable) == (code, True)
+
+
 def test_pages_that_arrived_are_not_offered_again() -> None:
     life = make_life(*MOVING, KvArrived(2))
 

@@ -195,6 +195,13 @@ def test_what_another_generation_worker_has_makes_no_rest_short() -> None:
     assert router.place(family("f"), 100).context is not None
 
 
+def test_a_limit_of_no_tokens_never_leaves_the_prefill_to_the_generation_worker() -> None:
+    router = make_router(max_local_prefill_tokens=0)
+    router.served(family("f"), favourites(router, "f", Role.GENERATION)[0], 100)
+
+    assert router.place(family("f"), 100).context is not None
+
+
 def test_round_robin_uses_every_worker_of_both_phases_in_turn() -> None:
     router = make_router(type="round_robin")
     placements = [router.place(family("f"), 10) for _ in range(4)]
@@ -247,6 +254,53 @@ def test_kv_cache_aware_does_not_follow_a_prefix_to_a_worker_above_the_bound() -
     load(router, second, 9)
 
     assert router.place(family("f"), 60).context == first
+
+
+def test_kv_cache_aware_does_not_follow_a_prefix_to_a_worker_that_is_just_at_its_bound() -> None:
+    router = make_router(type="kv_cache_aware", context=3)
+    first, second, _ = favourites(router, "f")
+    assert router.place(family("f"), 50, avoid=[first]).context == second
+    load(router, second, 2)
+
+    assert router.place(family("f"), 60).context == first
+
+
+def test_kv_cache_aware_follows_the_family_where_no_prefix_is_known() -> None:
+    router = make_router(type="kv_cache_aware")
+    [first, second] = favourites(router, "f")
+    assert router.place(family("f"), 10).reasons[0] == f"context {first}: choice 1 of the family"
+
+    crowded = make_router(type="kv_cache_aware", spill_depth=1)
+    load(crowded, first, 9)
+    load(crowded, second, 1)
+    assert "all above" in crowded.place(family("f"), 10).reasons[0]
+
+
+def test_kv_cache_aware_keeps_a_child_where_its_own_prefix_is() -> None:
+    router = make_router(type="kv_cache_aware", context=3)
+    first, second, _ = favourites(router, "p")
+    child = Lineage(ConversationKey("c"), FamilyKey("p"), ConversationKey("p"), depth=1)
+    assert router.place(child, 50, avoid=[first]).context == second
+
+    assert router.place(child, 60).context == second
+
+
+def test_kv_cache_aware_knows_what_a_worker_for_both_phases_was_sent() -> None:
+    both = CONTEXT[:3]
+    router = Router(RouterConfig("kv_cache_aware"), make_fleet(both, both))
+    first, second, _ = favourites(router, "f", Role.GENERATION)
+    assert router.place(family("f"), 50, avoid=[first]).generation == second
+
+    assert router.place(family("f"), 60).generation == second
+
+
+def test_the_leg_to_be_placed_counts_once_in_the_mean() -> None:
+    """Two legs on two workers: a mean of 1.5 with this one, so a bound of 2."""
+    router = make_router()
+    first, second = favourites(router, "f")
+    load(router, first, 2)
+
+    assert router.place(family("f"), 10).context == second
 
 
 def bound_of(fleet: Fleet, config: RouterConfig) -> float:
