@@ -77,6 +77,31 @@ def test_a_new_key_replaces_the_local_one_and_nothing_else(path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == ["keys.json"], "nothing half written is left"
 
 
+def test_who_is_reading_the_old_file_reads_it_whole(path: Path) -> None:
+    old = Keyring.open(path)
+    with path.open("rb") as reading:
+        new = Keyring.open(path, new_key=True)
+        assert json.load(reading)["local_key"] == old.local_key
+
+    assert Keyring.load(path).local_key == new.local_key
+
+
+def test_a_first_start_makes_the_folders_that_are_missing(tmp_path: Path) -> None:
+    assert Keyring.open(tmp_path / "a" / "b" / "keys.json").local_key
+
+
+def test_worker_keys_are_replaced_whole(path: Path, tmp_path: Path) -> None:
+    theirs = tmp_path / "worker.json"
+    theirs.write_text("x" * 10_000)
+    theirs.chmod(0o644)
+    keyring = Keyring.open(path)
+    keyring.write_worker_keys(theirs)
+
+    [stored] = json.loads(theirs.read_text())["envelope_keys"]
+    assert stored["id"] == keyring.envelope_keys[0].key_id
+    assert mode(theirs) == 0o600
+
+
 @pytest.mark.parametrize("bits", [0o640, 0o604, 0o660])
 def test_a_file_that_others_can_read_is_refused(path: Path, bits: int) -> None:
     Keyring.open(path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from edge.core.fleet import Fleet, Role
 from edge.core.types import WorkerId
 
@@ -39,6 +41,35 @@ def test_only_workers_that_are_linked_and_do_not_drain_are_usable() -> None:
 
     fleet.joined(A, "a-2", 4096)
     assert fleet.can_serve
+
+
+def test_nobody_is_usable_or_loaded_before_it_is_linked() -> None:
+    fleet = Fleet([A], [C])
+
+    assert names(fleet, Role.CONTEXT) == names(fleet, Role.GENERATION) == []
+    assert fleet.workers[A].load == 0
+    fleet.joined(A, "a-1", 4096)
+    assert names(fleet, Role.CONTEXT) == [A]
+    assert not fleet.can_serve, "nobody generates"
+    fleet.joined(C, "c-1", 4096)
+    assert fleet.can_serve
+
+
+def test_what_a_lost_worker_did_for_others_is_forgotten_and_our_legs_are_not() -> None:
+    fleet = make_fleet()
+    fleet.began(A)
+    fleet.reported(A, 5, draining=False)
+    fleet.lost(A)
+    assert fleet.workers[A].load == 1
+
+    fleet.reported(A, 5, draining=False)
+    fleet.joined(A, "a-2", 4096)
+    assert fleet.workers[A].load == 1
+
+
+def test_a_leg_that_ends_must_have_begun() -> None:
+    with pytest.raises(AssertionError, match="a:1 ended a leg that never began"):
+        make_fleet().ended(A)
 
 
 def test_a_worker_that_comes_back_does_not_drain_any_more() -> None:
