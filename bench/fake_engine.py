@@ -186,6 +186,7 @@ class FakeEngine:
             leg.waits -= 1
             if leg.waits > 0:
                 continue
+            comes_alone = leg.produced > 0  # what came before it in this step would stand behind it
             if not leg.is_started:
                 leg.is_started = True
                 step.events.append(link_pb2.Event(handle=leg.handle, kv_arrived=link_pb2.KvArrived()))
@@ -199,12 +200,13 @@ class FakeEngine:
                     continue
                 reached |= {"die-after-first-token"} if leg.produced == 1 else set()
                 reached |= {"die-mid-decode"} if leg.produced == MID_DECODE_TOKENS else set()
-                if leg.left > 0:
+                if comes_alone and leg.left > 0:
                     handles.append(leg.handle)
                     token_ids.append(token)
                     continue
                 step.events.append(link_pb2.Event(handle=leg.handle, token=generation_pb2.TokenInfo(token_id=token)))
-            step.events.append(self._finish(link, leg))
+            if leg.left <= 0:
+                step.events.append(self._finish(link, leg))
         if handles or step.events:
             step.handles, step.token_ids = handles.tobytes(), token_ids.tobytes()
             if handles and self._faulty("garble"):

@@ -26,8 +26,8 @@ class Outbox:
     def submit(self, submit: link_pb2.Submit) -> None:
         if self._last_bytes >= FULL_BYTES:
             self._open()
-        self._last_bytes += len(submit.token_ids)
         self._last().submits.append(submit)
+        self._last_bytes += len(submit.token_ids)
 
     def cancel(self, handle: int) -> None:
         self._last().cancels.append(link_pb2.Cancel(handle=handle))

@@ -142,6 +142,9 @@ class OpenEngineWorker:
         try:
             await self._follow(handle, order, listener)
         except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE:
+                # Nothing more goes there until a poll finds it again.
+                self._fleet.lost(self.worker_id)
             code = NOT_ACCEPTED.get(error.code(), Code.WORKER_FAILED)
             message = "A worker was lost." if code is Code.WORKER_FAILED else (error.details() or "refused")
             self._fail(handle, listener, code, message)

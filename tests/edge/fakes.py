@@ -7,9 +7,12 @@ import gc
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
+
+import grpc
 
 from bench.fake_engine import answer_token
 from edge.core.errors import EdgeError
@@ -31,10 +34,15 @@ from edge.core.types import (
     WorkerId,
 )
 from edge.driver import Driver
+from edge.legs import Connection
 from edge.signing import EnvelopeSigner
+from edge.worker_either import EitherWorker
 from edge.worker_link import WorkerLink
+from edge.worker_openengine import OpenEngineWorker
+from openengine.v1 import server_pb2, service_pb2_grpc
 
 WAIT_S = 20.0
+Protocol = Literal["enginelink", "openengine", "either"]
 
 
 @contextmanager
@@ -101,24 +109,58 @@ def answer_to(turn: Turn) -> list[int]:
     return [answer_token(turn.token_ids, number) for number in range(turn.stops.max_tokens)]
 
 
+def connection(address: str, protocol: Protocol, fleet: Fleet) -> Connection:
+    worker_id, signer = WorkerId(address), EnvelopeSigner("edge-under-test", ())
+    link = WorkerLink(worker_id, "edge-under-test", fleet, signer)
+    openengine = OpenEngineWorker(worker_id, "fake", fleet, signer)
+    match protocol:
+        case "enginelink":
+            return link
+        case "openengine":
+            return openengine
+        case "either":
+            return EitherWorker(link, openengine)
+
+
 @asynccontextmanager
 async def linked_driver(
-    context: Sequence[str], generation: Sequence[str], *, deadlines: Deadlines | None = None, wait: bool = True
+    context: Sequence[str],
+    generation: Sequence[str],
+    *,
+    protocol: Protocol = "enginelink",
+    deadlines: Deadlines | None = None,
+    wait: bool = True,
 ) -> AsyncIterator[Driver]:
-    """Linked to every worker when this enters (unless told not to wait); nothing runs when it leaves."""
+    """Linked to every worker when this enters (unless told not to wait); no task of it runs when it leaves."""
+    before = asyncio.all_tasks()
     fleet = Fleet(context, generation)
-    signer = EnvelopeSigner("edge-under-test", ())
-    links = [WorkerLink(WorkerId(worker), "edge-under-test", fleet, signer) for worker in fleet.workers]
-    driver = Driver(fleet, Router(RouterConfig(), fleet), links, deadlines)
+    connections = [connection(worker_id, protocol, fleet) for worker_id in fleet.workers]
+    driver = Driver(fleet, Router(RouterConfig(), fleet), connections, deadlines)
     task = asyncio.create_task(driver.run())
     try:
-        async with asyncio.timeout(WAIT_S):
-            while wait and not all(worker.ready for worker in fleet.workers.values()):
-                await asyncio.sleep(0.01)
+        await until(lambda: not wait or all(worker.ready for worker in fleet.workers.values()))
         yield driver
+        assert not task.done(), f"the driver ended: {task}"
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         # grpc's calls must be gone before their event loop is.
         gc.collect()
-        await asyncio.sleep(0)
+        await until(lambda: asyncio.all_tasks() <= before)
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not is_so():
+            await asyncio.sleep(0.01)
+
+
+async def until_idle(address: str) -> None:
+    """Until the worker there has no request and no pinned pages."""
+    async with asyncio.timeout(WAIT_S), grpc.aio.insecure_channel(address) as channel:
+        control = service_pb2_grpc.ControlStub(channel)
+        while True:
+            load: server_pb2.LoadInfo = await control.GetLoad(server_pb2.GetLoadRequest())
+            if not load.running_requests and not load.active_kv_sessions:
+                return
+            await asyncio.sleep(0.01)
