@@ -140,8 +140,9 @@ class Driver:
             case Submit():
                 self._submit(command.request)
             case Cancel():
+                # Its source is forgotten with what it still tells: its pages may just have arrived.
                 self._scheduler.cancel(command.key)
-                self._forget(command.key)
+                self._sampler.remove(command.key)
             case Pulled(why=None):
                 self._scheduler.pulled(command.key)
             case Pulled():
