@@ -61,3 +61,16 @@ async def test_handles_begin_again_where_the_wire_can_count_no_further_and_pass_
                 await heard.wait()
                 assert heard.token_ids == answer_to(turn)
             assert link._last_handle == 3
+
+
+async def test_a_lost_link_fails_all_its_legs_in_one_moment() -> None:
+    with fake_worker() as (worker, process):
+        async with linked_driver([worker], [worker]) as driver:
+            sinks = [Heard() for _ in range(8)]
+            for number, heard in enumerate(sinks):
+                driver.start(make_turn(max_tokens=100_000, turn=f"t{number}"), heard)
+            for heard in sinks:
+                await asyncio.wait_for(heard.first.wait(), 20)
+            process.kill()
+            await asyncio.wait([asyncio.create_task(heard.wait()) for heard in sinks], return_when="FIRST_COMPLETED")
+            assert all(heard.error is not None for heard in sinks)
