@@ -24,6 +24,13 @@ class StopReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     STOP_REASON_TOOL_CALL: _ClassVar[StopReason]
     STOP_REASON_END_OF_TURN: _ClassVar[StopReason]
     STOP_REASON_LENGTH: _ClassVar[StopReason]
+
+class Medium(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MEDIUM_UNSPECIFIED: _ClassVar[Medium]
+    MEDIUM_DEVICE: _ClassVar[Medium]
+    MEDIUM_HOST: _ClassVar[Medium]
+    MEDIUM_DISK: _ClassVar[Medium]
 PHASE_UNSPECIFIED: Phase
 PHASE_CONTEXT: Phase
 PHASE_GENERATION: Phase
@@ -32,18 +39,24 @@ STOP_REASON_UNSPECIFIED: StopReason
 STOP_REASON_TOOL_CALL: StopReason
 STOP_REASON_END_OF_TURN: StopReason
 STOP_REASON_LENGTH: StopReason
+MEDIUM_UNSPECIFIED: Medium
+MEDIUM_DEVICE: Medium
+MEDIUM_HOST: Medium
+MEDIUM_DISK: Medium
 
 class EdgeMessage(_message.Message):
-    __slots__ = ("hello", "submits", "cancels", "updates")
+    __slots__ = ("hello", "submits", "cancels", "updates", "kv_subscribe")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     SUBMITS_FIELD_NUMBER: _ClassVar[int]
     CANCELS_FIELD_NUMBER: _ClassVar[int]
     UPDATES_FIELD_NUMBER: _ClassVar[int]
+    KV_SUBSCRIBE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     submits: _containers.RepeatedCompositeFieldContainer[Submit]
     cancels: _containers.RepeatedCompositeFieldContainer[Cancel]
     updates: _containers.RepeatedCompositeFieldContainer[ConversationUpdate]
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., cancels: _Optional[_Iterable[_Union[Cancel, _Mapping]]] = ..., updates: _Optional[_Iterable[_Union[ConversationUpdate, _Mapping]]] = ...) -> None: ...
+    kv_subscribe: KvSubscribe
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., submits: _Optional[_Iterable[_Union[Submit, _Mapping]]] = ..., cancels: _Optional[_Iterable[_Union[Cancel, _Mapping]]] = ..., updates: _Optional[_Iterable[_Union[ConversationUpdate, _Mapping]]] = ..., kv_subscribe: _Optional[_Union[KvSubscribe, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("revision", "edge_id", "envelope")
@@ -56,7 +69,7 @@ class Hello(_message.Message):
     def __init__(self, revision: _Optional[int] = ..., edge_id: _Optional[str] = ..., envelope: _Optional[str] = ...) -> None: ...
 
 class Submit(_message.Message):
-    __slots__ = ("handle", "request_id", "model", "phase", "token_ids", "sampling", "stopping", "response", "kv_session", "cache_salt", "bypass_prefix_cache", "conversation_id", "lineage", "tenant_tag", "traceparent", "tracestate", "resumed_tokens")
+    __slots__ = ("handle", "request_id", "model", "phase", "token_ids", "sampling", "stopping", "response", "kv_session", "cache_salt", "bypass_prefix_cache", "conversation_id", "lineage", "tenant_tag", "traceparent", "tracestate", "resumed_tokens", "retention")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +87,7 @@ class Submit(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     TRACESTATE_FIELD_NUMBER: _ClassVar[int]
     RESUMED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RETENTION_FIELD_NUMBER: _ClassVar[int]
     handle: int
     request_id: str
     model: str
@@ -91,7 +105,29 @@ class Submit(_message.Message):
     traceparent: str
     tracestate: str
     resumed_tokens: int
-    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_generation_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_generation_pb2.StoppingOptions, _Mapping]] = ..., response: _Optional[_Union[_generation_pb2.ResponseOptions, _Mapping]] = ..., kv_session: _Optional[bytes] = ..., cache_salt: _Optional[bytes] = ..., bypass_prefix_cache: _Optional[bool] = ..., conversation_id: _Optional[str] = ..., lineage: _Optional[str] = ..., tenant_tag: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., resumed_tokens: _Optional[int] = ...) -> None: ...
+    retention: Retention
+    def __init__(self, handle: _Optional[int] = ..., request_id: _Optional[str] = ..., model: _Optional[str] = ..., phase: _Optional[_Union[Phase, str]] = ..., token_ids: _Optional[bytes] = ..., sampling: _Optional[_Union[_generation_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_generation_pb2.StoppingOptions, _Mapping]] = ..., response: _Optional[_Union[_generation_pb2.ResponseOptions, _Mapping]] = ..., kv_session: _Optional[bytes] = ..., cache_salt: _Optional[bytes] = ..., bypass_prefix_cache: _Optional[bool] = ..., conversation_id: _Optional[str] = ..., lineage: _Optional[str] = ..., tenant_tag: _Optional[bytes] = ..., traceparent: _Optional[str] = ..., tracestate: _Optional[str] = ..., resumed_tokens: _Optional[int] = ..., retention: _Optional[_Union[Retention, _Mapping]] = ...) -> None: ...
+
+class Retention(_message.Message):
+    __slots__ = ("ranges", "decode_priority", "decode_duration_ms")
+    class TokenRange(_message.Message):
+        __slots__ = ("start", "stop", "priority", "duration_ms")
+        START_FIELD_NUMBER: _ClassVar[int]
+        STOP_FIELD_NUMBER: _ClassVar[int]
+        PRIORITY_FIELD_NUMBER: _ClassVar[int]
+        DURATION_MS_FIELD_NUMBER: _ClassVar[int]
+        start: int
+        stop: int
+        priority: int
+        duration_ms: int
+        def __init__(self, start: _Optional[int] = ..., stop: _Optional[int] = ..., priority: _Optional[int] = ..., duration_ms: _Optional[int] = ...) -> None: ...
+    RANGES_FIELD_NUMBER: _ClassVar[int]
+    DECODE_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    DECODE_DURATION_MS_FIELD_NUMBER: _ClassVar[int]
+    ranges: _containers.RepeatedCompositeFieldContainer[Retention.TokenRange]
+    decode_priority: int
+    decode_duration_ms: int
+    def __init__(self, ranges: _Optional[_Iterable[_Union[Retention.TokenRange, _Mapping]]] = ..., decode_priority: _Optional[int] = ..., decode_duration_ms: _Optional[int] = ...) -> None: ...
 
 class Cancel(_message.Message):
     __slots__ = ("handle",)
@@ -136,12 +172,90 @@ class Returned(_message.Message):
     def __init__(self, envelope: _Optional[str] = ...) -> None: ...
 
 class WorkerMessage(_message.Message):
-    __slots__ = ("welcome", "step")
+    __slots__ = ("welcome", "step", "kv_events")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
+    KV_EVENTS_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     step: Step
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ...) -> None: ...
+    kv_events: KvEvents
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., step: _Optional[_Union[Step, _Mapping]] = ..., kv_events: _Optional[_Union[KvEvents, _Mapping]] = ...) -> None: ...
+
+class KvSubscribe(_message.Message):
+    __slots__ = ("epoch", "after_sequence", "snapshot")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    AFTER_SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    epoch: str
+    after_sequence: int
+    snapshot: bool
+    def __init__(self, epoch: _Optional[str] = ..., after_sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ...) -> None: ...
+
+class KvEvents(_message.Message):
+    __slots__ = ("epoch", "sequence", "snapshot", "snapshot_begin", "snapshot_end", "events")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_BEGIN_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_END_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    epoch: str
+    sequence: int
+    snapshot: bool
+    snapshot_begin: bool
+    snapshot_end: bool
+    events: _containers.RepeatedCompositeFieldContainer[KvEvent]
+    def __init__(self, epoch: _Optional[str] = ..., sequence: _Optional[int] = ..., snapshot: _Optional[bool] = ..., snapshot_begin: _Optional[bool] = ..., snapshot_end: _Optional[bool] = ..., events: _Optional[_Iterable[_Union[KvEvent, _Mapping]]] = ...) -> None: ...
+
+class KvEvent(_message.Message):
+    __slots__ = ("stored", "removed", "updated", "cleared")
+    STORED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    UPDATED_FIELD_NUMBER: _ClassVar[int]
+    CLEARED_FIELD_NUMBER: _ClassVar[int]
+    stored: KvStored
+    removed: KvRemoved
+    updated: KvUpdated
+    cleared: KvCleared
+    def __init__(self, stored: _Optional[_Union[KvStored, _Mapping]] = ..., removed: _Optional[_Union[KvRemoved, _Mapping]] = ..., updated: _Optional[_Union[KvUpdated, _Mapping]] = ..., cleared: _Optional[_Union[KvCleared, _Mapping]] = ...) -> None: ...
+
+class KvStored(_message.Message):
+    __slots__ = ("parent", "keys", "medium", "begins")
+    PARENT_FIELD_NUMBER: _ClassVar[int]
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    MEDIUM_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_FIELD_NUMBER: _ClassVar[int]
+    parent: bytes
+    keys: bytes
+    medium: Medium
+    begins: bool
+    def __init__(self, parent: _Optional[bytes] = ..., keys: _Optional[bytes] = ..., medium: _Optional[_Union[Medium, str]] = ..., begins: _Optional[bool] = ...) -> None: ...
+
+class KvRemoved(_message.Message):
+    __slots__ = ("keys", "medium")
+    KEYS_FIELD_NUMBER: _ClassVar[int]
+    MEDIUM_FIELD_NUMBER: _ClassVar[int]
+    keys: bytes
+    medium: Medium
+    def __init__(self, keys: _Optional[bytes] = ..., medium: _Optional[_Union[Medium, str]] = ...) -> None: ...
+
+class KvUpdated(_message.Message):
+    __slots__ = ("first", "last", "count", "old_priority", "new_priority")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    OLD_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    NEW_PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    first: bytes
+    last: bytes
+    count: int
+    old_priority: int
+    new_priority: int
+    def __init__(self, first: _Optional[bytes] = ..., last: _Optional[bytes] = ..., count: _Optional[int] = ..., old_priority: _Optional[int] = ..., new_priority: _Optional[int] = ...) -> None: ...
+
+class KvCleared(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("server", "model", "load")

@@ -1,0 +1,53 @@
+"""What a plan changed in the cache, as those who follow it from outside need to know.
+
+A block that moves between tiers is removed from one and stored in the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from worker.core.arrays import Int32s
+from worker.core.tiers import Tier
+
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Blocks that follow each other, and each other's keys. `keys`: 32 bytes each; `parent`: the key in front of them,
+    which is the scope's own where they begin a prompt (`begins`). `token_ids`: int32, all blocks' tokens."""
+
+    parent: bytes
+    keys: bytes
+    tier: Tier
+    token_ids: Int32s
+    begins: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """`keys`: 32 bytes each, blocks that follow each other. They left `tier`."""
+
+    keys: bytes
+    tier: Tier
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """The priority of `count` blocks that follow each other, from the key `first` to `last`, changed."""
+
+    first: bytes
+    last: bytes
+    count: int
+    old_priority: int
+    new_priority: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """No block of any tier is left."""
+
+
+CacheEvent: TypeAlias = Stored | Removed | Updated | Cleared
