@@ -23,7 +23,7 @@ that of what it hangs from, was switched off."""
 
 @dataclass(frozen=True, slots=True)
 class PageCounts:
-    """The pages of one tier, each in one state: free, held by a request or a transfer, cached (idle, reusable) or moving.
+    """The pages of one tier by state: free, held by a request or a transfer, cached (idle and reusable), or moving.
 
     They add up to `total`; a page that moves is charged to both tiers: the one it leaves and the one it arrives in.
     `off`: the tier was switched off after its failures.
