@@ -1,6 +1,6 @@
 .DEFAULT_GOAL := help
 
-.PHONY: help run test lint types format proto bench
+.PHONY: help run test lint types format proto schemas bench
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -22,6 +22,9 @@ format: ## Format the code and fix what can be fixed
 
 proto: ## Generate the protocol code again
 	@scripts/proto
+
+schemas: ## Write the golden files of the settings again, for review
+	@.venv/bin/python -m tests.settings_schemas
 
 bench: ## Measure this machine: a table, and bench-results.json
 	@scripts/install edge,worker,dev && .venv/bin/kinroute bench --json bench-results.json

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from configuration.reading import SettingsError
 from worker.core.types import Batch, RequestKey
+from worker.kv_settings import KvCacheConfig
 from worker.memory.device import DevicePool
 from worker.memory.layout import KvLayout
 from worker.model.communicator import Communicator, ProcessGroupCommunicator, SoloCommunicator
@@ -19,7 +20,7 @@ from worker.model.loader import LoadedModel, Progress, load
 from worker.model.runner import ModelRunner
 from worker.model.shared_memory import SharedMemoryCommunicator
 from worker.place import Place
-from worker.settings import KvCacheConfig, WorkerSettings
+from worker.settings import WorkerSettings
 
 HOST_CACHE_BYTES = 2 << 30
 HOST_CACHE_FRACTION = 0.1

@@ -16,6 +16,7 @@ from pydantic import AfterValidator, Field
 
 from configuration.reading import Section, SettingsError, read_settings
 from worker.addresses import Address, is_loopback
+from worker.kv_settings import KvCacheConfig, require_sense
 
 PREFIX = "KINROUTE_WORKER_"
 
@@ -43,26 +44,6 @@ class Listen(Section):
     grpc: AddressText = "127.0.0.1:7100"
     admin: AddressText = "127.0.0.1:7101"
     allow_plaintext: bool = False
-
-
-class BlockReuseConfig(Section):
-    """`policy`: what may be used again. `all_reusable`: prompts and replies; `per_request`: prompts alone;
-    `per_conversation`: both, with an owner for each block and a register of conversations."""
-
-    policy: Literal["all_reusable", "per_request", "per_conversation"] = "all_reusable"
-
-
-class KvCacheConfig(Section):
-    """`max_tokens` sizes the cache; without it, a CUDA device gives `free_gpu_memory_fraction` of what weights leave,
-    and a CPU at most 2 GiB and a tenth of the free memory."""
-
-    enable_block_reuse: bool = True
-    enable_partial_reuse: bool = True
-    tokens_per_block: Annotated[int, Field(ge=1, le=1024)] = 32
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    free_gpu_memory_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.9
-    max_tracked_conversations: Annotated[int, Field(ge=1)] = 65_536
-    block_reuse_config: BlockReuseConfig = BlockReuseConfig()
 
 
 class SchedulerSettings(Section):
@@ -172,9 +153,4 @@ def _require_sense(settings: WorkerSettings) -> None:
             f"kv_transfer.listen_host is {settings.kv_transfer.listen_host!r}: other workers dial it, so it must be "
             "one address of this machine."
         )
-    tokens = settings.kv_cache_config.max_tokens
-    if tokens is not None and tokens < settings.kv_cache_config.tokens_per_block:
-        raise SettingsError(
-            f"kv_cache_config.max_tokens is {tokens}: less than one block of "
-            f"{settings.kv_cache_config.tokens_per_block} tokens (kv_cache_config.tokens_per_block)."
-        )
+    require_sense(settings.kv_cache_config, settings.role)

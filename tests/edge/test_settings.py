@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from configuration.reading import SettingsError, read_secret
-from edge.settings import load_settings
+from edge.settings import EdgeSettings, load_settings
+from tests.settings_schemas import GOLDEN, schema_of
 
 GOOD: dict[str, Any] = {
     "model": {"name": "m", "path": "/models/m"},
@@ -133,3 +134,7 @@ def test_a_secret_is_read_from_its_file_without_the_lines_end(tmp_path: Path) ->
         read_secret(file, "auth.jwt.secret_file")
     with pytest.raises(SettingsError, match="cannot be read"):
         read_secret(tmp_path / "nothing", "auth.jwt.secret_file")
+
+
+def test_the_settings_are_those_of_the_golden_file() -> None:
+    assert schema_of(EdgeSettings) == GOLDEN[EdgeSettings].read_text(), "run `make schemas`, and review the change"

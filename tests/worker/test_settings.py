@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from configuration.reading import SettingsError
-from worker.settings import load_settings
+from tests.settings_schemas import GOLDEN, schema_of
+from worker.settings import WorkerSettings, load_settings
 
 
 @pytest.fixture
@@ -63,6 +64,145 @@ def test_a_wrong_value_names_its_path_itself_and_what_is_allowed(
 
     with pytest.raises(SettingsError, match=message):
         load_settings(file, environment)
+
+
+KV = "kv_cache_config"
+REUSE = "kv_cache_config.block_reuse_config"
+PER_CONVERSATION = {"policy": "per_conversation"}
+
+
+def kv(**values: Any) -> dict[str, Any]:
+    return {"kv_cache_config": values}
+
+
+def reuse(**values: Any) -> dict[str, Any]:
+    return kv(block_reuse_config=values)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (kv(host_cash_size=0), f"{KV}.host_cash_size is an unknown key .* did you mean host_cache_size\\?"),
+        (reuse(polisy="x"), f"{REUSE}.polisy is an unknown key .* did you mean policy\\?"),
+        (kv(enable_block_reuse=3), f"{KV}.enable_block_reuse is 3 .*valid boolean"),
+        (kv(tokens_per_block=0), f"{KV}.tokens_per_block is 0 .*greater than or equal to 1"),
+        (kv(tokens_per_block=True), f"{KV}.tokens_per_block is True .*valid integer"),
+        (kv(tokens_per_block=1025), f"{KV}.tokens_per_block is 1025 .*less than or equal to 1024"),
+        (kv(max_tokens=0), f"{KV}.max_tokens is 0 .*greater than or equal to 1"),
+        (kv(free_gpu_memory_fraction=1.0), f"{KV}.free_gpu_memory_fraction is 1.0 .*less than 1"),
+        (kv(free_gpu_memory_fraction=float("nan")), f"{KV}.free_gpu_memory_fraction is nan"),
+        (kv(host_cache_size=-1), f"{KV}.host_cache_size is -1 .*greater than or equal to 0"),
+        (kv(host_cache_size=1.5), f"{KV}.host_cache_size is 1.5 .*valid integer"),
+        (kv(host_cache_size="4 gigs"), f"{KV}.host_cache_size is '4 gigs' .*such as 4GiB .B, KiB"),
+        (kv(host_cache_size="-4GiB"), f"{KV}.host_cache_size is '-4GiB' .*such as 4GiB"),
+        (kv(host_cache_size="9999999TiB"), f"{KV}.host_cache_size is '9999999TiB' .*at most 1048576TiB"),
+        (kv(disk_cache_size=1 << 20), f"{KV}.disk_cache_size is 1048576, but {KV}.disk_cache_path is not set"),
+        (kv(disk_cache_size="1MiB", disk_cache_path="/nowhere"), f"{KV}.disk_cache_path is '/nowhere': .*folder"),
+        (kv(recording_dir="/nowhere"), f"{KV}.recording_dir is '/nowhere': .*folder"),
+        (kv(recording_max_bytes="lots"), f"{KV}.recording_max_bytes is 'lots' .*such as 4GiB"),
+        (kv(cold_tier_offload_min_priority=-1), f"{KV}.cold_tier_offload_min_priority is -1 .*equal to 0"),
+        (kv(cold_tier_offload_min_priority=101), f"{KV}.cold_tier_offload_min_priority is 101 .*equal to 100"),
+        (kv(max_util_for_resume=0), f"{KV}.max_util_for_resume is 0 .*greater than 0"),
+        (kv(max_util_for_resume=1.01), f"{KV}.max_util_for_resume is 1.01 .*less than or equal to 1"),
+        (kv(max_offload_pages_per_plan=0), f"{KV}.max_offload_pages_per_plan is 0 .*equal to 1"),
+        (kv(max_onboard_pages_per_plan="many"), f"{KV}.max_onboard_pages_per_plan is 'many' .*valid integer"),
+        (kv(copy_timeout_s=0), f"{KV}.copy_timeout_s is 0 .*greater than 0"),
+        (kv(event_buffer_max_size=-1), f"{KV}.event_buffer_max_size is -1 .*equal to 0"),
+        (kv(max_tracked_conversations=0), f"{KV}.max_tracked_conversations is 0 .*equal to 1"),
+        (kv(idle_step_ms=0), f"{KV}.idle_step_ms is 0 .*equal to 1"),
+        (kv(retention_policy="fifo"), f"{KV}.retention_policy is 'fifo' .*'lru' or 'subagent'"),
+        (kv(retention_policy="return_index"), f"{KV}.retention_policy is 'return_index' .*this version does not have"),
+        (kv(retention_policy="subagent"), f"{KV}.retention_policy is 'subagent', but {REUSE}.*not set: nothing would"),
+        (reuse(policy="per_family"), f"{REUSE}.policy is 'per_family' .*'per_request' or 'per_conversation'"),
+        (
+            reuse(max_num_turns=2),
+            f"{REUSE}.max_num_turns is 2 .*default, null: .*sliding-window layers keep their pages",
+        ),
+        (reuse(**PER_CONVERSATION, finished_subagent_priority=-1), "finished_subagent_priority is -1 .*equal to 0"),
+        (reuse(**PER_CONVERSATION, finished_subagent_priority=36), "finished_subagent_priority is 36 .*equal to 35"),
+        (reuse(finished_subagent_min_idle_iterations=-1), f"{REUSE}.finished_subagent_min_idle_iterations is -1"),
+        (
+            kv(retention_policy="lru", block_reuse_config={**PER_CONVERSATION, "finished_subagent_priority": 1}),
+            f"{REUSE}.finished_subagent_priority is 1, but {KV}.retention_policy is 'lru', which demotes nothing",
+        ),
+        (
+            kv(enable_block_reuse=False, block_reuse_config={**PER_CONVERSATION, "finished_subagent_priority": 1}),
+            f"{REUSE}.finished_subagent_priority is 1, but {KV}.enable_block_reuse is false",
+        ),
+        (
+            {"role": "generation", **reuse(**PER_CONVERSATION, finished_subagent_priority=1)},
+            f"{REUSE}.finished_subagent_priority is 1, but role is 'generation'",
+        ),
+    ],
+)
+def test_a_wrong_value_of_the_cache_is_refused(
+    tmp_path: Path, model: Path, values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        load_settings(write(tmp_path, model=str(model), **values), {})
+
+
+@pytest.mark.parametrize("policy", ["all_reusable", "per_request", None])
+def test_finished_subagent_priority_requires_per_conversation(tmp_path: Path, model: Path, policy: str | None) -> None:
+    given = {"finished_subagent_priority": 1} | ({"policy": policy} if policy else {})
+    refused = write(tmp_path, model=str(model), **reuse(**given))
+
+    with pytest.raises(SettingsError, match=f"{REUSE}.finished_subagent_priority is 1, .*policy: per_conversation"):
+        load_settings(refused, {})
+
+    served = load_settings(write(tmp_path, model=str(model), **reuse(**(given | PER_CONVERSATION))), {})
+    assert served.kv_cache_config.block_reuse_config.finished_subagent_priority == 1
+
+
+@pytest.mark.parametrize("priority", [0, 35])
+def test_the_bounds_of_the_finished_subagent_priority_are_allowed(tmp_path: Path, model: Path, priority: int) -> None:
+    file = write(tmp_path, model=str(model), **reuse(**PER_CONVERSATION, finished_subagent_priority=priority))
+
+    assert load_settings(file, {}).kv_cache_config.chosen_retention_policy == "subagent"
+
+
+def test_without_a_finished_subagent_priority_nothing_but_recency_decides(tmp_path: Path, model: Path) -> None:
+    settings = load_settings(write(tmp_path, model=str(model), **reuse(**PER_CONVERSATION)), {})
+
+    assert settings.kv_cache_config.chosen_retention_policy == "lru"
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("4GiB", 4 << 30),
+        ("1.5 MiB", 3 << 19),
+        ("2kb", 2000),
+        ("10 GB", 10**10),
+        ("1TiB", 1 << 40),
+        ("7B", 7),
+        ("0", 0),
+        (5, 5),
+    ],
+)
+def test_sizes_are_numbers_or_text(tmp_path: Path, model: Path, text: object, size: int) -> None:
+    settings = load_settings(write(tmp_path, model=str(model), **kv(host_cache_size=text)), {})
+
+    assert settings.kv_cache_config.host_cache_size == size
+
+
+def test_a_size_from_the_environment_may_be_text(tmp_path: Path, model: Path) -> None:
+    settings = load_settings(
+        write(tmp_path, model=str(model)), {"KINROUTE_WORKER_KV_CACHE_CONFIG__HOST_CACHE_SIZE": "64MiB"}
+    )
+
+    assert settings.kv_cache_config.host_cache_size == 64 << 20
+
+
+def test_ranks_get_the_settings_that_the_launcher_read(tmp_path: Path, model: Path) -> None:
+    file = write(tmp_path, model=str(model), **kv(disk_cache_size="1MiB", disk_cache_path=str(tmp_path)))
+    settings = load_settings(file, {})
+
+    assert WorkerSettings.model_validate_json(settings.model_dump_json()) == settings
+
+
+def test_the_settings_are_those_of_the_golden_file() -> None:
+    assert schema_of(WorkerSettings) == GOLDEN[WorkerSettings].read_text(), "run `make schemas`, and review the change"
 
 
 def test_a_missing_model_is_told_with_the_two_ways_to_set_it(tmp_path: Path) -> None:
