@@ -8,6 +8,7 @@ import sys
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from worker.cache_metrics import CacheMetrics
 from worker.settings import Log
 
 STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -34,7 +35,7 @@ def configure_logs(log: Log, **bound: object) -> None:
 
 
 class Metrics:
-    """Counters of rank 0, in a registry of their own."""
+    """Counters of rank 0, in a registry of their own. Names and labels are stable: docs/operations.md."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -61,3 +62,18 @@ class Metrics:
             "Edges or callers cut off because they did not read.",
             registry=self.registry,
         )
+        self.suspended = Gauge(
+            "kinroute_worker_suspended_requests", "Requests that wait for pages to go on.", registry=self.registry
+        )
+        self.mismatches = Counter(
+            "kinroute_worker_digest_mismatches", "Plans in which ranks decided differently.", registry=self.registry
+        )
+        self.recording_on = Gauge(
+            "kinroute_worker_recording_on", "1: plans are being recorded.", registry=self.registry
+        )
+        self.recording_dropped = Counter(
+            "kinroute_worker_recording_dropped_plans",
+            "Plans that were not recorded, as writing fell behind or failed.",
+            registry=self.registry,
+        )
+        self.cache = CacheMetrics(self.registry)
