@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from worker.core.conversations import News, StopReason
 from worker.core.outputs import Output
+from worker.core.replica import Replica
 from worker.core.types import Request, RequestKey
 from worker.refusal import Refused
 
@@ -58,9 +59,21 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class ClearCache:
-    """Forget every block that no request holds; `answer` is called on the engine thread once the next plan will."""
+    """Forget every block that no request holds: of the salt `tenant`; of the conversation `family` and its descendants;
+    or, with neither, all. `answer` is called on the engine thread once the next plan will."""
 
     answer: Callable[[], None]
+    tenant: bytes | None = None
+    family: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Ask rank 0's replica, between steps: `question` changes nothing, and `answer` gets what it said. Both are called
+    on the engine thread."""
+
+    question: Callable[[Replica], dict[str, Any]]
+    answer: Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,5 +96,5 @@ class Rejected:
     refused: Refused
 
 
-Command: TypeAlias = Submit | Cancel | Pulled | Released | Heard | Check | ClearCache | Stop
+Command: TypeAlias = Submit | Cancel | Pulled | Released | Heard | Check | ClearCache | Inspect | Stop
 Told: TypeAlias = Output | PinEnded | Rejected

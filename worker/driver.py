@@ -16,6 +16,7 @@ from worker.commands import (
     ClearCache,
     Command,
     Heard,
+    Inspect,
     PinEnded,
     Pulled,
     Rejected,
@@ -158,6 +159,8 @@ class Driver:
             case ClearCache():
                 self._scheduler.clear()
                 command.answer()
+            case Inspect():
+                command.answer(command.question(self._engine.replica))
             case Stop():
                 return False
         return True
