@@ -15,8 +15,8 @@ from worker.core.handoff import KvShape
 from worker.core.replica import Replica
 from worker.engine import Engine
 from worker.loading import (
-    affordable_pages,
     choose_device,
+    facts_of,
     join_communicator,
     layout_of,
     load_model,
@@ -68,7 +68,9 @@ class Loaded:
 
     @property
     def facts(self) -> Facts:
-        return Facts(affordable_pages(self.settings.kv_cache_config, self.layout, self.device))
+        """Raises SettingsError where a tier cannot hold a page."""
+        settings = self.settings
+        return facts_of(settings.kv_cache_config, self.layout, self.device, settings.tensor_parallel_size)
 
     def open(
         self,

@@ -15,9 +15,9 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import msgspec
 
@@ -34,15 +34,28 @@ Decisions = Callable[[], Iterable[tuple[object, ...]]]
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What a rank knows after loading. `max_pages`: what its memory can hold."""
+    """What a rank knows after loading: how many pages of each tier its memory, and its share of theirs, can hold."""
 
     max_pages: int
+    max_host_pages: int = 0
+    max_disk_pages: int = 0
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """What rank 0 made of all ranks' facts."""
+    """What rank 0 made of all ranks' facts: the pages of each tier, the same on every rank."""
 
     num_pages: int
+    num_host_pages: int = 0
+    num_disk_pages: int = 0
+
+    @classmethod
+    def agreed(cls, facts: Collection[Facts]) -> Self:
+        """The least of what the ranks can hold, tier by tier."""
+        return cls(
+            num_pages=min(fact.max_pages for fact in facts),
+            num_host_pages=min(fact.max_host_pages for fact in facts),
+            num_disk_pages=min(fact.max_disk_pages for fact in facts),
+        )
 
 
 class Pulled(msgspec.Struct, frozen=True):

@@ -90,7 +90,7 @@ class LeaderEngine(threading.Thread):
             with contextlib.closing(place.control_listener()) as listener:
                 channels = gather(listener, place.token, nonce, place.world_size, self._settings.group.start_timeout_s)
         loaded = Loaded.load(self._settings, place, nonce)
-        setup = Setup(min([loaded.facts.max_pages, *(_facts(rank, channels[rank]).max_pages for rank in channels)]))
+        setup = Setup.agreed([loaded.facts, *(_facts(rank, channels[rank]) for rank in channels)])
         for channel in channels.values():
             channel.send(Kind.SETUP, msgspec.msgpack.encode(setup))
         assembly = loaded.open(setup, lambda pulled: self.pulled(0, pulled), self._released)

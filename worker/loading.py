@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from configuration.reading import SettingsError
+from worker.control import Facts
 from worker.core.types import Batch, RequestKey
 from worker.kv_settings import KvCacheConfig
 from worker.memory.device import DevicePool
@@ -103,6 +104,31 @@ def affordable_pages(config: KvCacheConfig, layout: KvLayout, device: torch.devi
     else:
         budget = min(HOST_CACHE_BYTES, int(psutil.virtual_memory().available * HOST_CACHE_FRACTION))
     return max(1, budget // layout.page_bytes)
+
+
+def share_of_tier(key: str, size: int, layout: KvLayout, world_size: int) -> int:
+    """How many pages of a colder tier this rank may have: `size` bytes are for the whole worker, in equal shares.
+
+    Ranks with fewer heads have smaller pages and could have more; the group takes the least of its ranks. Never looks
+    at what is free: that is for the operator to know. Raises SettingsError where `size` is less than a page, naming
+    `key`, which set it.
+    """
+    num_pages = size // world_size // layout.page_bytes
+    if size and not num_pages:
+        raise SettingsError(
+            f"kv_cache_config.{key} is {size}: less than one page of {layout.page_bytes} bytes for each of "
+            f"{world_size} ranks; set at least {layout.page_bytes * world_size}, or 0 for no such tier."
+        )
+    return num_pages
+
+
+def facts_of(config: KvCacheConfig, layout: KvLayout, device: torch.device, world_size: int) -> Facts:
+    """What this rank tells the group of its memory. Raises SettingsError."""
+    return Facts(
+        max_pages=affordable_pages(config, layout, device),
+        max_host_pages=share_of_tier("host_cache_size", config.host_cache_size, layout, world_size),
+        max_disk_pages=share_of_tier("disk_cache_size", config.disk_cache_size, layout, world_size),
+    )
 
 
 def warm_up(runner: ModelRunner, pool: DevicePool) -> None:
