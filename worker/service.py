@@ -7,7 +7,7 @@ import enum
 import secrets
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from typing import Any
 
@@ -19,6 +19,7 @@ from enginelink.v1 import link_pb2
 from openengine.v1 import model_pb2, server_pb2
 from worker.commands import Check, ClearCache, Command, PinEnded, Rejected, Told
 from worker.core.outputs import Failed, HandoffReady, LoadSnapshot, TokenOut
+from worker.core.tiers import Tier
 from worker.core.types import Phase, Request, Sampling, Stopping
 from worker.gate import StepTold
 from worker.handoffs import Handoffs
@@ -212,13 +213,14 @@ class Service:
             "queued_requests": load.queued,
             "used_pages": load.used_pages,
             "total_pages": load.total_pages,
+            "tiers": {
+                tier.name.lower(): asdict(pages) for tier, pages in zip(Tier, self.metrics.cache.pages, strict=False)
+            },
         }
 
     async def leaks(self) -> dict[str, Any]:
         """What every rank holds, and what the servers do. `clean`: nothing at all."""
-        future: asyncio.Future[list[dict[str, Any]]] = asyncio.get_running_loop().create_future()
-        self._post(Check(_resolver(future)))
-        ranks = await future
+        ranks: list[dict[str, Any]] = await self._asked(Check)
         serving = {"requests": self.requests.running, "pins": self.requests.pinned, "queued": self._load.queued}
         clean = not any(serving.values()) and not any(value for rank in ranks for value in rank.values())
         return {
@@ -229,11 +231,17 @@ class Service:
             "ranks": ranks,
         }
 
-    async def clear_cache(self) -> dict[str, Any]:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._post(ClearCache(_resolver(future)))
-        await future
+    async def clear_cache(self, *, tenant: bytes | None = None, family: str | None = None) -> dict[str, Any]:
+        """Forget what no request holds: of a salt, of a conversation and its descendants, or all."""
+        await self._asked(lambda answer: ClearCache(answer, tenant, family))
+        log.info("the cache is cleared", tenant=None if tenant is None else tenant.hex(), family=family)
         return {"cleared": True}
+
+    async def _asked(self, command: Callable[[Callable[..., None]], Command]) -> Any:
+        """Post what `command` makes of an answerer, and wait for its answer."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._post(command(_resolver(future)))
+        return await future
 
     async def probe(self) -> str:
         """A tiny request of our own; returns why it failed, or nothing."""
