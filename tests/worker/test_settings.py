@@ -10,6 +10,7 @@ import yaml
 
 from configuration.reading import SettingsError
 from tests.settings_schemas import GOLDEN, schema_of
+from worker.kv_settings import KvCacheConfig
 from worker.settings import WorkerSettings, load_settings
 
 
@@ -66,6 +67,7 @@ def test_a_wrong_value_names_its_path_itself_and_what_is_allowed(
         load_settings(file, environment)
 
 
+RUNNING = Path(__file__).parents[2] / "docs" / "running.md"
 KV = "kv_cache_config"
 REUSE = "kv_cache_config.block_reuse_config"
 PER_CONVERSATION = {"policy": "per_conversation"}
@@ -203,6 +205,19 @@ def test_ranks_get_the_settings_that_the_launcher_read(tmp_path: Path, model: Pa
 
 def test_the_settings_are_those_of_the_golden_file() -> None:
     assert schema_of(WorkerSettings) == GOLDEN[WorkerSettings].read_text(), "run `make schemas`, and review the change"
+
+
+def test_the_documentation_lists_every_key_of_the_cache_with_its_default() -> None:
+    rows = [line.split("|") for line in RUNNING.read_text().splitlines()]
+    documented = {row[1].strip(" `"): row[2].strip(" `") for row in rows if len(row) > 3}
+
+    def shown(value: object) -> str:
+        return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+    config = KvCacheConfig()
+    keys = {key: shown(value) for key, value in config if key != "block_reuse_config"}
+    keys |= {f"block_reuse_config.{key}": shown(value) for key, value in config.block_reuse_config}
+    assert {key: documented.get(key) for key in keys} == keys
 
 
 def test_a_missing_model_is_told_with_the_two_ways_to_set_it(tmp_path: Path) -> None:
