@@ -10,7 +10,7 @@ import structlog
 import torch
 
 from worker.control import Facts, Pulled, Setup
-from worker.core.cache import CacheConfig, ReusePolicy
+from worker.core.config import CacheConfig, ReusePolicy
 from worker.core.handoff import KvShape
 from worker.core.replica import Replica
 from worker.engine import Engine

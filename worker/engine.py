@@ -74,7 +74,7 @@ class Engine:
 
     def decisions(self) -> list[tuple[object, ...]]:
         """The last ones, plan number first. From any thread: the copy is made in one piece."""
-        return list(self.replica.decisions)
+        return [decision.portable() for decision in list(self.replica.decisions)]
 
     def _pull(self, pull: PullWork) -> None:
         try:

@@ -9,7 +9,7 @@ import torch
 
 from worker.checks import Checks
 from worker.commands import Cancel, Command, Pulled, Stop, Submit
-from worker.core.cache import CacheConfig
+from worker.core.config import CacheConfig
 from worker.core.outputs import Finished, KvArrived
 from worker.core.replica import Replica, StepWork
 from worker.core.scheduler import Scheduler, SchedulerConfig

@@ -15,13 +15,15 @@ from worker.core.types import TokenIds
 class Place:
     """`tokens`: all that is known of the request. `part`: the block behind `match` whose page is copied, if one is.
 
-    `cost`: by how many pages fewer are available once all of `tokens` have theirs.
+    `cost`: by how many pages fewer are available once all of `tokens` have theirs. `num_cold`: blocks of the match that
+    have to come back from colder tiers.
     """
 
     tokens: TokenIds
     match: Match
     part: PartMatch | None
     cost: int
+    num_cold: int = 0
 
 
 class Admission:
@@ -40,14 +42,15 @@ class Admission:
         match = NOTHING
         if not live.request.bypass_prefix_cache:
             match = cache.match(live.request.salt, tokens, usable // self._block)
-        needed = -(-len(tokens) // self._block) - match.blocks
-        if not live.pulls:
+        num_cold = cache.num_cold(match)
+        needed = -(-len(tokens) // self._block) - match.blocks + num_cold
+        if not live.pulls and not num_cold:
             part = cache.match_within(match, tokens[match.blocks * self._block : usable])
             if part is not None:
                 cost = needed + cache.tree.newly_held(part.run, part.index + 1)
                 if cost <= room:
                     return Place(tokens, match, part, cost)
-        return Place(tokens, match, None, needed + cache.tree.newly_held(match.run, match.length))
+        return Place(tokens, match, None, needed + cache.tree.newly_held(match.run, match.length), num_cold)
 
     def sibling_is_ahead(self, live: Live, place: Place, others: Iterable[Live]) -> bool:
         """Whether another prefill is about to commit the block that `live` would compute next."""

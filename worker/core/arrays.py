@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 Int32s = npt.NDArray[np.int32]
+EMPTY: Int32s = np.empty(0, np.int32)
 
 
 class Growing:
@@ -42,3 +43,8 @@ class Growing:
         cut = self._room[size : self.size].copy()
         self.size = size
         return cut
+
+    def compact(self) -> None:
+        """Give back most of what it holds beyond its size: what grew is not expected to grow on."""
+        if len(self._room) > self.size + (self.size >> 3) + 8:
+            self._room = self.view.copy()

@@ -1,57 +1,59 @@
-"""The pages of one rank's device: free ones, those that running requests fill, and those of committed blocks."""
+"""One rank's KV cache: the tree of committed blocks, the pages of its tiers, and how long blocks are kept."""
 
 from __future__ import annotations
 
-import enum
-from dataclasses import dataclass
+import numpy as np
 
-from worker.core.arrays import Int32s
-from worker.core.pages import FreePages
-from worker.core.runs import NOTHING, Match, PartMatch
+from worker.core.arrays import EMPTY, Int32s
+from worker.core.config import CacheConfig
+from worker.core.events import CacheEvent, Cleared
+from worker.core.journal import Journal
+from worker.core.pools import Pools
+from worker.core.retention import ChangedStretch, CommittedRetentionHandle, Retention, blocks_of
+from worker.core.runs import NOTHING, Hold, Match, PartMatch
 from worker.core.sequences import Sequence
-from worker.core.tree import EMPTY, RunTree
+from worker.core.stats import CLEARED, CacheStats
+from worker.core.tiers import COLD, Tier
+from worker.core.tree import RunTree
 
 
-class ReusePolicy(enum.StrEnum):
-    """What is committed: prompt and reply; the prompt alone; both, with an owner and a register of conversations."""
+class KvCache:
+    """Takes and gives pages, all or none; commits what is full; keeps, moves and drops what nobody holds."""
 
-    ALL_REUSABLE = "all_reusable"
-    PER_REQUEST = "per_request"
-    PER_CONVERSATION = "per_conversation"
-
-
-@dataclass(frozen=True, slots=True)
-class CacheConfig:
-    """`num_pages` is agreed by all ranks. `enable_block_reuse` False: nothing is committed.
-
-    `enable_partial_reuse`: where a match ends inside a block, that block's page is copied and its common tokens are not
-    computed again. They do not count as cached tokens: those are whole blocks that are shared.
-    """
-
-    num_pages: int
-    tokens_per_block: int
-    enable_block_reuse: bool = True
-    enable_partial_reuse: bool = True
-    policy: ReusePolicy = ReusePolicy.ALL_REUSABLE
-    max_tracked_conversations: int = 65_536
-
-
-class Cache:
-    """Takes and gives pages, all or none; commits what is full; evicts what nobody holds."""
-
-    def __init__(self, config: CacheConfig) -> None:
+    def __init__(self, config: CacheConfig, journal: Journal) -> None:
         self.config = config
+        self.stats = CacheStats()
         self.tree = RunTree(config.tokens_per_block)
-        self.free = FreePages(config.num_pages)
+        self.pools = Pools(config, self.tree, journal, self.stats)
+        self.retention = Retention(self.tree)
+        self._journal = journal
+        if config.tells_events:
+            self.tree.events = []
+
+    def begin(self, plan: int, now_ms: int) -> None:
+        """A plan begins; `now_ms` is its time."""
+        self.tree.begin(plan)
+        self.pools.begin(plan)
+        lapsed = self.retention.begin(now_ms)
+        self.stats.lapsed_blocks += blocks_of(lapsed)
+        self._note("lapse", lapsed)
+
+    def take_events(self) -> list[CacheEvent]:
+        """What changed since the last call."""
+        events = self.tree.events
+        if not events:
+            return []
+        self.tree.events = []
+        return events
 
     @property
     def num_available(self) -> int:
-        """Pages that `take` could give now."""
-        return len(self.free) + self.tree.num_idle
+        """Pages of the device that `take` could give now."""
+        return len(self.pools.free[Tier.DEVICE]) + self.tree.num_idle[Tier.DEVICE]
 
     @property
     def num_in_use(self) -> int:
-        """Pages that some request holds."""
+        """Pages of the device that some request or copy holds."""
         return self.config.num_pages - self.num_available
 
     def match(self, scope: bytes, tokens: Int32s, max_blocks: int) -> Match:
@@ -59,25 +61,42 @@ class Cache:
 
     def match_within(self, match: Match, tokens: Int32s) -> PartMatch | None:
         """The block to copy behind `match`; `tokens` are those behind it that may come from there."""
-        return self.tree.match_within(match, tokens) if self.config.enable_partial_reuse else None
-
-    def take(self, count: int) -> tuple[Int32s, Int32s] | None:
-        """`count` pages, all or none, and which of them were evicted for it. None: the caller must wait or let go."""
-        if count > self.num_available:
+        if not self.config.enable_partial_reuse:
             return None
-        missing = count - len(self.free)
-        evicted = self.tree.evict(missing) if missing > 0 else EMPTY
-        self.free.give(evicted)
-        return self.free.take(count), evicted
+        return self.tree.match_within(match, tokens, self._is_ready)
+
+    def _is_ready(self, page: int) -> bool:
+        return self.pools.is_ready(np.array([page], np.int32))
+
+    def num_cold(self, hold: Hold | Match) -> int:
+        """Blocks of the path to there that are not on the device."""
+        return sum(part.stop - part.start for part in self.tree.cold_segments(hold.run, hold.length))
+
+    def count_match(self, hold: Hold, uncached_tokens: int) -> None:
+        """A request was admitted behind `hold`, with so many prompt tokens to compute."""
+        matched = self.stats.matched_blocks
+        matched[Tier.DEVICE] += hold.blocks
+        for segment in self.tree.cold_segments(hold.run, hold.length):
+            for tier in COLD:
+                start, stop = segment.run.span(tier)
+                count = max(0, min(stop, segment.stop) - max(start, segment.start))
+                matched[tier] += count
+                matched[Tier.DEVICE] -= count
+        self.stats.uncached_tokens += uncached_tokens
+
+    def take(self, count: int) -> Int32s | None:
+        """`count` pages of the device, all or none. None: the caller must wait or let go."""
+        return self.pools.take(count)
 
     def give(self, pages: Int32s) -> None:
         """Pages that hold nothing committed are free again."""
-        self.free.give(pages)
+        self.pools.give(pages)
 
     def commit(self, sequence: Sequence) -> Int32s:
         """Make the full blocks of what `sequence` has computed visible to others.
 
-        Returns pages that it needs no more, as others had committed the same blocks first; the caller gives them.
+        What somebody else committed meanwhile is kept instead of ours, and stays theirs. Returns pages that the
+        sequence needs no more; the caller gives them.
         """
         if not self.config.enable_block_reuse:
             return EMPTY
@@ -86,21 +105,110 @@ class Cache:
         first = sequence.committed
         if full <= first:
             return EMPTY
+        hold = sequence.hold
         tokens = sequence.token_slice(first * block, full * block)
-        owner = sequence.conversation if self.config.policy is ReusePolicy.PER_CONVERSATION else ""
-        kept, free = self.tree.commit(sequence.hold, tokens, sequence.pages.view[first:full], owner)
-        sequence.pages.view[first:full] = kept
+        pages = sequence.pages.view[first:full]
+        found = self.tree.descend(hold.run, hold.length, tokens)
+        unused = EMPTY
+        if found.blocks:
+            unused = self._join(hold, found, pages)
+        if found.blocks < len(pages):
+            start = first + found.blocks
+            terms = sequence.terms(start, full, self.retention.births)
+            self.retention.has_timed |= any(kept.duration_ms for _, kept in terms)
+            self.tree.append(hold, tokens[found.blocks * block :], pages[found.blocks :], terms)
+            if not sequence.extends:
+                sequence.extends = True
+                self._restored(self.retention.extended(hold, sequence.owner))
         sequence.committed = full
-        return free
+        return unused
+
+    def _join(self, hold: Hold, found: Match, pages: Int32s) -> Int32s:
+        """Move `hold` to what was found behind it; `pages` become those of the blocks found. Returns those unused."""
+        unused = EMPTY
+        before = hold.blocks
+        for segment in self.tree.segments(found.run, found.length, before):
+            at = segment.run.start + segment.start - before
+            count = segment.stop - segment.start
+            free = self.pools.adopt(segment, pages[at : at + count].copy())
+            pages[at : at + count] = segment.run.pages.view[segment.start : segment.stop]
+            unused = np.concatenate([unused, free])
+        assert found.run is not None
+        self.tree.move(hold, found.run, found.length)
+        return unused
 
     def release(self, sequence: Sequence) -> None:
-        """Its own pages are free; what it committed stays until it is evicted."""
+        """Its own pages are free; what it committed stays until it leaves."""
         self.give(sequence.pages.view[sequence.committed :])
         self.give(sequence.spare.view)
-        self.tree.release(sequence.hold)
+        hold = sequence.hold
+        run = hold.run
+        self.tree.release(hold)
+        if self.retention.has_timed:
+            for segment in self.tree.segments(run, hold.length):
+                self.retention.let_go(segment.run)
+        if not run.is_held:
+            run.tokens.compact()
+            run.pages.compact()
 
-    def clear(self) -> Int32s:
-        """Drop every block that no request holds; returns the pages."""
-        pages = self.tree.evict(self.tree.num_idle)
-        self.give(pages)
-        return pages
+    # Retention.
+
+    def plan_committed_retention(
+        self, conversation: str, with_descendants: tuple[str, ...] = ()
+    ) -> CommittedRetentionHandle:
+        """What this conversation owns now, to be demoted later or never.
+
+        `with_descendants`: demoted ones, which do not count as other paths.
+        """
+        return self.retention.plan(conversation, with_descendants)
+
+    def demote(self, conversation: str, with_descendants: tuple[str, ...], priority: int) -> list[ChangedStretch]:
+        """Plan and apply at once, noted and counted."""
+        changed = self.plan_committed_retention(conversation, with_descendants).apply(priority)
+        self.stats.demoted_conversations += 1
+        self.stats.demoted_blocks += blocks_of(changed)
+        self._journal.note("demote", conversation, len(changed))
+        self._note("demoted", changed)
+        return changed
+
+    def restore(self, conversation: str) -> list[ChangedStretch]:
+        """A demoted conversation came back."""
+        self.stats.restored_conversations += 1
+        self._journal.note("restore", conversation)
+        return self._restored(self.retention.restore(conversation))
+
+    def _restored(self, changed: list[ChangedStretch]) -> list[ChangedStretch]:
+        self.stats.restored_blocks += blocks_of(changed)
+        self._note("restored", changed)
+        return changed
+
+    def _note(self, act: str, changed: list[ChangedStretch]) -> None:
+        for one in changed:
+            self._journal.note(act, one.run, one.start, one.stop, one.old, one.new)
+
+    # Clearing.
+
+    def clear(self, scope: bytes | None = None, owners: tuple[str, ...] | None = None) -> int:
+        """Drop what nobody holds: everything; what lies in `scope`; or what `owners` own and nobody else extends.
+
+        Returns how many blocks went.
+        """
+        before = self.tree.num_blocks
+        if owners is not None:
+            for run, first in self.retention.clear_parts(dict.fromkeys(owners, self.retention.births)):
+                if self.tree.find_run(run.number) is run:
+                    self.pools.clear(run, first, CLEARED)
+        else:
+            root = self.tree.root(scope) if scope is not None else None
+            runs = self.tree.runs() if scope is None else self.tree.below(root) if root is not None else ()
+            for run in sorted(runs, key=lambda run: (-run.start, run.number)):
+                if run.parent is not None and not run.children and run.held_length < run.length:
+                    self.pools.clear(run, run.held_length, CLEARED)
+        self._journal.note("clear", 0, before - self.tree.num_blocks)
+        if scope is None and owners is None and not self.tree.num_blocks and self.tree.events is not None:
+            self.tree.events = [Cleared()]
+        return before - self.tree.num_blocks
+
+    def check(self) -> None:
+        """Every promise of the tree and of the tiers."""
+        self.tree.check()

@@ -14,11 +14,13 @@ DEFAULT_BOUND = 65_536
 
 
 class News(enum.IntEnum):
-    """What only the edge can know: a generation leg runs elsewhere; it ended; the conversation was closed."""
+    """What only the edge can know: a generation leg runs elsewhere; it ended; the conversation was closed; a turn of
+    it was served by another worker."""
 
     GENERATING = 1
     ENDED = 2
     CLOSED = 3
+    RETURNED = 4
 
 
 class StopReason(enum.IntEnum):
@@ -33,7 +35,8 @@ class Conversation:
     """`legs`: its requests that this worker has admitted and not ended, suspended ones included.
 
     `generating`: the edge said that a generation leg runs elsewhere. `last_context_step`: the plan in which its last
-    prompt was done or given up, None before that. `final`: its last request was its last one.
+    prompt was done or given up, None before that. `final`: its last request was its last one. `last_turn`,
+    `last_prompt`: of its last request, "" and b"" where they are not told. `demoted`: since its last request.
     """
 
     id: str
@@ -44,6 +47,9 @@ class Conversation:
     last_context_step: int | None = None
     stop_reason: StopReason = StopReason.UNKNOWN
     final: bool = False
+    last_turn: str = ""
+    last_prompt: bytes = b""
+    demoted: bool = False
 
     @property
     def is_in_flight(self) -> bool:
@@ -98,6 +104,8 @@ class Conversations:
         self._known: dict[str, Conversation] = {}
         self._children: dict[str, dict[str, None]] = {}
         self._tenants = _Tenants()
+        self.last_child_step: int | None = None
+        """When a conversation that has a parent ended a context the last time."""
 
     def __len__(self) -> int:
         return len(self._known)
@@ -112,7 +120,16 @@ class Conversations:
         """In the order in which they were registered under this parent."""
         return [self._known[child] for child in self._children.get(parent_id, ())]
 
-    def admitted(self, conversation_id: str, tenant: bytes, parent_id: str | None) -> list[str]:
+    def is_retry(self, conversation_id: str, turn: str, prompt: bytes) -> bool:
+        """Whether a request with this turn and prompt hash repeats the conversation's last one."""
+        known = self._known.get(conversation_id)
+        if known is None:
+            return False
+        return bool(turn and turn == known.last_turn) or bool(prompt and prompt == known.last_prompt)
+
+    def admitted(
+        self, conversation_id: str, tenant: bytes, parent_id: str | None, turn: str = "", prompt: bytes = b""
+    ) -> list[str]:
         """A request of it begins. Returns which conversations were forgotten for it.
 
         A proven parent replaces the one before; one that descends from this conversation is ignored.
@@ -124,6 +141,7 @@ class Conversations:
             conversation = self._known[conversation_id] = Conversation(conversation_id, tenant)
         conversation.legs += 1
         conversation.final = False
+        conversation.last_turn, conversation.last_prompt = turn, prompt
         self._tenants.touch(conversation)
         if parent_id is not None and parent_id != conversation.parent and not self._descends(parent_id, conversation):
             self._leave_parent(conversation)
@@ -135,6 +153,8 @@ class Conversations:
         """Its prompt is prefilled, or given up, in plan `step`."""
         conversation = self._known[conversation_id]
         conversation.last_context_step = step
+        if conversation.parent is not None:
+            self.last_child_step = step
         self._tenants.touch(conversation)
 
     def leg_ended(self, conversation_id: str) -> None:
@@ -158,7 +178,19 @@ class Conversations:
                 conversation.final = final
             case News.CLOSED:
                 conversation.final = True
+            case News.RETURNED:
+                raise ValueError("a return is not news of one conversation alone: see Replica")
         self._tenants.touch(conversation)
+        return True
+
+    def returned(self, conversation_id: str, turn: str) -> bool:
+        """Another worker served this turn of it. False: it is the last one that was heard of, again."""
+        conversation = self._known.get(conversation_id)
+        if conversation is None:
+            return True
+        if turn and turn == conversation.last_turn:
+            return False
+        conversation.last_turn, conversation.last_prompt = turn, b""
         return True
 
     def _descends(self, conversation_id: str, ancestor: Conversation) -> bool:

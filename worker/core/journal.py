@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -11,37 +12,51 @@ import msgspec
 from worker.core.arrays import Int32s
 
 REMEMBERED = 4096
+DIGEST_BYTES = 16
 
 
 class Decision(NamedTuple):
-    """One change and what came of it, for the day two ranks differ. `facts`: block counts, run numbers, pages."""
+    """One change and what came of it, for the day two ranks differ. `facts`: block counts, run numbers, priorities;
+    `pages`: little-endian int32."""
 
     plan: int
     act: str
     subject: int | str
     facts: tuple[int, ...]
+    pages: bytes = b""
+
+    def portable(self) -> tuple[object, ...]:
+        """With its pages as numbers."""
+        return (self.plan, self.act, self.subject, self.facts, memoryview(self.pages).cast("i").tolist())
 
 
 class Journal:
-    """`note` each decision; `close` a plan to have the digest of everything up to there."""
+    """`note` each decision; `close` a plan to have the digest of everything up to there.
+
+    A plan's digest covers the digest before it, so a journal can go on from one.
+    """
 
     def __init__(self) -> None:
         self.decisions: deque[Decision] = deque(maxlen=REMEMBERED)
-        self._hash = hashlib.blake2b(digest_size=16)
+        self.digest = b""
         self._encode = msgspec.msgpack.Encoder().encode
         self._plan = 0
+        self._hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
 
     def begin(self, plan: int) -> None:
         self._plan = plan
+        self._hash = hashlib.blake2b(self.digest, digest_size=DIGEST_BYTES)
 
-    def note(self, act: str, subject: int | str, *facts: int, pages: Int32s | None = None) -> None:
-        """`subject`: a request, or a conversation."""
+    def note(self, act: str, subject: int | str, *facts: int, pages: Int32s | Iterable[Int32s] | None = None) -> None:
+        """`subject`: a request, a conversation, a run or a copy."""
+        packed = b""
         if pages is not None:
-            facts = (*facts, *pages.tolist())
-        decision = Decision(self._plan, act, subject, facts)
+            packed = pages.tobytes() if hasattr(pages, "tobytes") else b"".join(part.tobytes() for part in pages)
+        decision = Decision(self._plan, act, subject, facts, packed)
         self._hash.update(self._encode(decision))
         self.decisions.append(decision)
 
     def close(self) -> bytes:
         """16 bytes."""
-        return self._hash.digest()
+        self.digest = self._hash.digest()
+        return self.digest

@@ -13,10 +13,12 @@ from worker.core.types import FinishReason, Phase, Request, TokenIds
 class Stage(enum.Enum):
     """QUEUED --admitted--> PREFILL or PULLING --> DECODING --> over; a context leg goes to PINNED instead.
 
-    QUEUED again when it is suspended. DOOMED: cancelled or lost in the middle of a pull, whose pages are still written.
+    LOADING comes between where cached blocks come back from colder tiers, or a pull has not all its pages yet. QUEUED
+    again when it is suspended. DOOMED: cancelled or lost in the middle of a pull, whose pages are still written.
     """
 
     QUEUED = enum.auto()
+    LOADING = enum.auto()
     PREFILL = enum.auto()
     PULLING = enum.auto()
     DECODING = enum.auto()
@@ -28,7 +30,8 @@ class Stage(enum.Enum):
 class Live:
     """`output`: tokens generated so far, those of an earlier attempt included. `age`: smaller is older.
 
-    `started`: the outside has heard that it left the queue. `pinned_until_ms`: when a context leg's pages expire.
+    `started`: it left the queue, `announced`: the outside has heard of it. `pulled`: its pull has begun.
+    `pinned_until_ms`: when a context leg's pages expire.
     """
 
     request: Request
@@ -36,6 +39,8 @@ class Live:
     stage: Stage = Stage.QUEUED
     output: list[int] = field(default_factory=list)
     started: bool = False
+    announced: bool = False
+    pulled: bool = False
     cached_tokens: int = 0
     pinned_until_ms: int = 0
 
@@ -57,7 +62,7 @@ class Live:
     @property
     def pulls(self) -> bool:
         """It takes its pages from another worker; not after it was suspended, when it prefills like any other."""
-        return self.request.phase is Phase.GENERATION and not self.started
+        return self.request.phase is Phase.GENERATION and not self.pulled
 
     def ending(self) -> tuple[FinishReason, int | None] | None:
         """Why the answer ends with the last token of `output`, and which token stopped it."""

@@ -32,6 +32,8 @@ class Admit(Act, frozen=True, tag="a"):
     `token_ids`: little-endian int32 of what follows the `matched` tokens; the ranks have the rest. `commit_until`:
     blocks that end behind this many tokens are never committed. `copy`: (run, block, tokens), where the match ends
     inside that block of that run: its page is copied. `resumed`: it was suspended, and is known to its conversation.
+    `worth`: from which block on its blocks have which priority, for how many ms; the default where nothing is said.
+    `turn`, `prompt_hash`: by which a retry is known.
     """
 
     key: int
@@ -46,10 +48,67 @@ class Admit(Act, frozen=True, tag="a"):
     parent: str | None = None
     prefills: bool = True
     resumed: bool = False
+    worth: tuple[tuple[int, int, int], ...] = ()
+    turn: str = ""
+    prompt_hash: bytes = b""
+
+
+class Load(Act, frozen=True, tag="l"):
+    """Up to `count` of the blocks that this request found in colder tiers begin to come to the device."""
+
+    key: int
+    count: int
+
+
+class Loaded(Act, frozen=True, tag="L"):
+    """All blocks that this request found are readable on the device."""
+
+    key: int
+
+
+class Refill(Act, frozen=True, tag="f"):
+    """Blocks that this request waited for are lost; `token_ids` are those that it must compute now."""
+
+    key: int
+    token_ids: bytes
+
+
+class Copied(Act, frozen=True, tag="C"):
+    """Copy `number` is over on every rank; its first `good` pages arrived on all of them."""
+
+    number: int
+    good: int
+
+
+class Off(Act, frozen=True, tag="o"):
+    """A tier failed too often on some rank: nobody uses it any more."""
+
+    tier: int
+
+
+class Return(Act, frozen=True, tag="R"):
+    """The first chunk of this request is in this plan: its conversation returned, if it is one that others call
+    parent."""
+
+    key: int
+
+
+class Returned(Act, frozen=True, tag="q"):
+    """Another worker served a turn of this conversation."""
+
+    conversation: str
+    turn: str
+
+
+class Gather(Act, frozen=True, tag="g"):
+    """Take `count` of the pages that a pull is going to fill."""
+
+    key: int
+    count: int
 
 
 class Pull(Act, frozen=True, tag="p"):
-    """Take pages for the whole prompt and fill those behind the match from the session `source`."""
+    """Fill the pages behind the match, which it has taken, from the session `source`."""
 
     key: int
     source: bytes
@@ -103,10 +162,33 @@ class Heard(Act, frozen=True, tag="h"):
 
 
 class Clear(Act, frozen=True, tag="x"):
-    """Drop every block that no request holds."""
+    """Drop what no request holds: every block, those of one scope, or those that these conversations own."""
+
+    scope: bytes | None = None
+    owners: tuple[str, ...] | None = None
 
 
-AnyAct: TypeAlias = Sampled | Admit | Pull | Arrived | Chunk | Pin | Release | Suspend | Abandon | Heard | Clear
+AnyAct: TypeAlias = (
+    Sampled
+    | Admit
+    | Load
+    | Loaded
+    | Refill
+    | Copied
+    | Off
+    | Return
+    | Returned
+    | Gather
+    | Pull
+    | Arrived
+    | Chunk
+    | Pin
+    | Release
+    | Suspend
+    | Abandon
+    | Heard
+    | Clear
+)
 
 
 class Plan(msgspec.Struct, frozen=True, array_like=True):

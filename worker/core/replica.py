@@ -13,12 +13,16 @@ import numpy as np
 from worker.core import plan as plans
 from worker.core.arrays import Growing, Int32s
 from worker.core.batches import ChunkOf, batch_of
-from worker.core.cache import Cache, CacheConfig, ReusePolicy
+from worker.core.cache import KvCache
+from worker.core.config import CacheConfig, ReusePolicy
 from worker.core.conversations import Conversations
+from worker.core.demotion import descendants, verdicts
+from worker.core.events import CacheEvent
 from worker.core.journal import Decision, Journal
 from worker.core.plan import Plan
 from worker.core.runs import NOTHING, Hold, Match
 from worker.core.sequences import Sequence
+from worker.core.tiers import CopyWork, Tier
 from worker.core.types import Batch, PageId, RequestKey
 
 
@@ -44,12 +48,18 @@ class PinWork:
 
 @dataclass(slots=True)
 class StepWork:
-    """What one plan asks of a rank besides its own bookkeeping. `unpins`: these pins are over."""
+    """What one plan asks of a rank besides its own bookkeeping. `unpins`: these pins are over.
+
+    `copies`: between tiers, in this order; whatever else the step writes to a page that one of them reads is written
+    behind it. `events`: what changed in the cache, for those who follow it.
+    """
 
     batch: Batch | None = None
     pulls: list[PullWork] = field(default_factory=list)
     pins: list[PinWork] = field(default_factory=list)
     unpins: list[RequestKey] = field(default_factory=list)
+    copies: list[CopyWork] = field(default_factory=list)
+    events: list[CacheEvent] = field(default_factory=list)
 
 
 class Replica:
@@ -57,11 +67,10 @@ class Replica:
 
     def __init__(self, config: CacheConfig) -> None:
         self.config = config
-        self.cache = Cache(config)
+        self._journal = Journal()
+        self.cache = KvCache(config, self._journal)
         self.sequences: dict[RequestKey, Sequence] = {}
         self.conversations = Conversations(config.max_tracked_conversations)
-        self.digest = b""
-        self._journal = Journal()
         self._number = 0
         self._work = StepWork()
         self._chunks: list[ChunkOf] = []
@@ -69,17 +78,17 @@ class Replica:
         self._copied_from: list[Hold] = []
 
     def apply(self, plan: Plan) -> StepWork:
-        self.begin(plan.number)
+        self.begin(plan.number, plan.time_ms)
         for act in plan.acts:
             done = self.act(act)
             assert done, f"plan {plan.number}: rank 0 had pages for {act} and this rank has not"
         return self.finish()
 
-    def begin(self, number: int) -> None:
-        """The last step's chunks are computed: what they filled is committed."""
+    def begin(self, number: int, now_ms: int = 0) -> None:
+        """The last step's chunks are computed: what they filled is committed. `now_ms`: plan time."""
         self._number = number
         self._journal.begin(number)
-        self.cache.tree.begin(number)
+        self.cache.begin(number, now_ms)
         self._work = StepWork()
         for chunk in self._chunks:
             self._commit(chunk.sequence)
@@ -95,8 +104,28 @@ class Replica:
                 self._append_sampled(act)
             case plans.Admit():
                 self._admit(act)
+            case plans.Load():
+                return self.cache.pools.load(self.sequences[RequestKey(act.key)].hold, act.count)
+            case plans.Loaded():
+                self._loaded(self.sequences[RequestKey(act.key)])
+            case plans.Refill():
+                self._refill(self.sequences[RequestKey(act.key)], act.token_ids)
+            case plans.Copied():
+                self.cache.pools.ended(act.number, act.good)
+                self._shorten()
+            case plans.Off():
+                self.cache.pools.switch_off(Tier(act.tier))
+                self._shorten()
+            case plans.Return():
+                self._return(self.sequences[RequestKey(act.key)])
+            case plans.Returned():
+                if self.conversations.returned(act.conversation, act.turn):
+                    self._demote_children(act.conversation)
+            case plans.Gather():
+                sequence = self.sequences[RequestKey(act.key)]
+                return self._take(sequence, act.count, "gather")
             case plans.Pull():
-                return self._pull(act)
+                self._pull(act)
             case plans.Arrived():
                 self._arrive(act)
             case plans.Pin():
@@ -113,7 +142,7 @@ class Replica:
                 if self.conversations.heard(act.conversation, act.news, act.reason, final=act.final):
                     self._journal.note("heard", act.conversation, act.news, act.reason, act.final)
             case plans.Clear():
-                self._journal.note("clear", 0, pages=self.cache.clear())
+                self.cache.clear(act.scope, act.owners)
         return True
 
     def finish(self) -> StepWork:
@@ -121,9 +150,22 @@ class Replica:
         for hold in self._copied_from:
             self.cache.tree.release(hold)
         self._copied_from.clear()
-        self.digest = self._journal.close()
+        self.cache.pools.make_ahead()
+        self._journal.close()
         self._work.batch = batch_of(self._chunks, self._copies, self.config.tokens_per_block)
+        self._work.copies = self.cache.pools.work
+        self._work.events = self.cache.take_events()
         return self._work
+
+    @property
+    def number(self) -> int:
+        """Of the plan that is or was carried out last."""
+        return self._number
+
+    @property
+    def digest(self) -> bytes:
+        """Of every decision up to the last plan that was closed."""
+        return self._journal.digest
 
     @property
     def decisions(self) -> deque[Decision]:
@@ -142,12 +184,13 @@ class Replica:
             self.conversations.context_ended(sequence.conversation, self._number)
 
     def _admit(self, act: plans.Admit) -> None:
-        tree = self.cache.tree
+        cache, tree = self.cache, self.cache.tree
         match = Match(tree.run(act.run), act.length, 0) if act.run else NOTHING
         hold = tree.hold(act.scope, match)
         pages = tree.path_pages(hold)
         key = RequestKey(act.key)
         registers = bool(act.conversation) and self.config.policy is ReusePolicy.PER_CONVERSATION
+        num_cold = cache.num_cold(hold)
         sequence = self.sequences[key] = Sequence(
             key=key,
             hold=hold,
@@ -158,14 +201,78 @@ class Replica:
             computed=act.matched,
             committed=len(pages),
             conversation=act.conversation if registers else "",
+            owner=act.conversation if registers else "",
             prefills=registers and act.prefills,
+            loading=num_cold > 0 or not cache.pools.is_ready(pages),
+            worth=act.worth,
         )
         self._journal.note("admit", act.key, act.run, act.length, act.matched)
+        cache.count_match(hold, sequence.tokens.size if act.prefills else 0)
         if act.copy is not None:
             self._copy_later(sequence, *act.copy)
         if registers and not act.resumed:
-            for forgotten in self.conversations.admitted(act.conversation, act.scope, act.parent):
-                self._journal.note("forget", forgotten)
+            sequence.returns = act.prefills and not self.conversations.is_retry(
+                act.conversation, act.turn, act.prompt_hash
+            )
+            self._register(act)
+
+    def _register(self, act: plans.Admit) -> None:
+        """Its conversation is known from here on, and what it was demoted for is over."""
+        known = self.conversations.find(act.conversation)
+        for forgotten in self.conversations.admitted(
+            act.conversation, act.scope, act.parent, act.turn, act.prompt_hash
+        ):
+            self._journal.note("forget", forgotten)
+        if known is None or known.demoted:
+            if self.cache.tree.owned(act.conversation):
+                self.cache.restore(act.conversation)
+            conversation = self.conversations.find(act.conversation)
+            assert conversation is not None
+            conversation.demoted = False
+
+    def _return(self, sequence: Sequence) -> None:
+        """A context request of a conversation gets its first chunk."""
+        sequence.returns = False
+        self._demote_children(sequence.conversation)
+
+    def _demote_children(self, parent: str) -> None:
+        priority = self.config.finished_subagent_priority
+        if priority is None:
+            return
+        bound = self.config.finished_subagent_min_idle_iterations
+        for verdict in verdicts(self.conversations, parent, self._number, bound):
+            if verdict.unfinished is not None:
+                continue
+            for one in verdict.group:
+                below = tuple(other.id for other in descendants(self.conversations, one.id))
+                self.cache.demote(one.id, below, priority)
+                one.demoted = True
+
+    def _loaded(self, sequence: Sequence) -> None:
+        pages = self.cache.tree.path_pages(sequence.hold)
+        assert not self.cache.num_cold(sequence.hold), "blocks that are not on the device are called loaded"
+        assert self.cache.pools.is_ready(pages), "blocks that still arrive are called loaded"
+        own = sequence.pages.view[sequence.committed :]
+        sequence.pages = Growing(np.concatenate([pages, own]))
+        sequence.loading = False
+        self._journal.note("loaded", sequence.key, len(pages))
+
+    def _shorten(self) -> None:
+        """Blocks were lost that some requests waited for: they go on from what is left of their paths."""
+        for sequence in self.sequences.values():
+            if sequence.hold.blocks < sequence.committed:
+                assert sequence.loading, "a running request lost blocks"
+                own = sequence.pages.view[sequence.committed :].copy()
+                sequence.committed = sequence.hold.blocks
+                sequence.computed = sequence.committed * self.config.tokens_per_block
+                sequence.pages = Growing(np.concatenate([self.cache.tree.path_pages(sequence.hold), own]))
+                self._journal.note("lost", sequence.key, sequence.committed)
+
+    def _refill(self, sequence: Sequence, token_ids: bytes) -> None:
+        lost = plans.unpack(token_ids)
+        assert sequence.computed + len(lost) == sequence.base, "other tokens than those that were lost"
+        sequence.tokens = Growing(np.concatenate([lost, sequence.tokens.view]))
+        sequence.base = sequence.computed
 
     def _copy_later(self, sequence: Sequence, run: int, index: int, tokens: int) -> None:
         """Begin `sequence` with the first tokens of a committed block, which stays until the plan is closed."""
@@ -175,27 +282,24 @@ class Replica:
         sequence.copy_from = PageId(int(source.pages.view[index]))
         sequence.computed += tokens
 
-    def _take(self, sequence: Sequence, until: int, act: str) -> bool:
-        """Pages for positions [0, until)."""
-        needed = sequence.pages_needed(until, self.config.tokens_per_block)
-        if not needed:
+    def _take(self, sequence: Sequence, count: int, act: str) -> bool:
+        """`count` more pages."""
+        if count <= 0:
             return True
-        result = self.cache.take(needed)
-        if result is None:
+        taken = self.cache.take(count)
+        if taken is None:
             return False
-        taken, evicted = result
         if sequence.copy_from is not None:
             self._copies.append((sequence.copy_from, PageId(int(taken[0]))))
             sequence.copy_from = None
         sequence.pages.extend(taken)
         self._journal.note(act, sequence.key, pages=taken)
-        if len(evicted):
-            self._journal.note("evict", sequence.key, pages=evicted)
         return True
 
     def _chunk(self, act: plans.Chunk) -> bool:
         sequence = self.sequences[RequestKey(act.key)]
-        if not self._take(sequence, sequence.computed + act.count, "chunk"):
+        stop = sequence.computed + act.count
+        if not self._take(sequence, sequence.pages_needed(stop, self.config.tokens_per_block), "chunk"):
             return False
         start = sequence.computed
         sequence.computed += act.count
@@ -204,14 +308,13 @@ class Replica:
         self._chunks.append(ChunkOf(sequence, start, sequence.computed, act.sample))
         return True
 
-    def _pull(self, act: plans.Pull) -> bool:
+    def _pull(self, act: plans.Pull) -> None:
         sequence = self.sequences[RequestKey(act.key)]
-        if not self._take(sequence, sequence.length, "pull"):
-            return False
+        assert not sequence.pages_needed(sequence.length, self.config.tokens_per_block), "a pull without its pages"
         pages = sequence.pages.view[sequence.committed :].copy()
+        self._journal.note("pull", sequence.key, sequence.committed)
         if len(pages):
             self._work.pulls.append(PullWork(sequence.key, act.source, sequence.committed, pages))
-        return True
 
     def _arrive(self, act: plans.Arrived) -> None:
         sequence = self.sequences[RequestKey(act.key)]
@@ -251,26 +354,30 @@ class Replica:
         return sequence
 
     def check(self) -> None:
-        """Every page is in exactly one place, and counts add up."""
+        """Every page of every tier is in exactly one place, and counts add up."""
         cache, tree = self.cache, self.cache.tree
-        tree.check()
-        owned = [
+        cache.check()
+        own = [
             int(page)
             for sequence in self.sequences.values()
             for page in (*sequence.pages.view[sequence.committed :], *sequence.spare.view)
         ]
-        committed = [int(page) for run in tree.runs() for page in run.pages.view]
-        places = owned + committed + cache.free.view.tolist()
-        assert sorted(places) == list(range(self.config.num_pages)), "a page is in two places, or in none"
+        for tier in Tier:
+            committed = [int(page) for run in tree.runs() for page in run.pages.view[slice(*run.span(tier))]]
+            places = committed + cache.pools.free[tier].view.tolist() + cache.pools.charged(tier)
+            places += own if tier is Tier.DEVICE else []
+            assert sorted(places) == list(range(cache.pools.sizes[tier])), f"a {tier.name} page is twice or nowhere"
+        block = self.config.tokens_per_block
         for sequence in self.sequences.values():
-            path = tree.path_pages(sequence.hold)
-            assert np.array_equal(path, sequence.pages.view[: sequence.committed]), (
-                "a request reads pages it does not hold"
-            )
-            assert (
-                sequence.base <= sequence.committed * self.config.tokens_per_block or not self.config.enable_block_reuse
-            )
-            assert sequence.computed <= sequence.pages.size * self.config.tokens_per_block, "tokens without pages"
+            assert sequence.hold.blocks == sequence.committed, "a request holds other blocks than it counts"
+            assert sequence.computed <= sequence.pages.size * block, "tokens without pages"
+            assert sequence.base <= sequence.committed * block or sequence.loading or not self.config.enable_block_reuse
+            if not sequence.loading:
+                path = tree.path_pages(sequence.hold)
+                assert np.array_equal(path, sequence.pages.view[: sequence.committed]), "pages that it does not hold"
+                assert not cache.num_cold(sequence.hold), "a running request with blocks in colder tiers"
+                assert cache.pools.is_ready(path), "a running request with blocks that still arrive"
         self.conversations.check()
+        copying = sum(copy.hold is not None for copy in cache.pools.copies.running.values())
         holds = sum(len(run.holds) for run in tree.runs())
-        assert holds == len(self.sequences), "a hold that belongs to nobody"
+        assert holds == len(self.sequences) + copying, "a hold that belongs to nobody"

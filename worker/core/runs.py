@@ -5,28 +5,40 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from worker.core.arrays import Growing
-from worker.core.eviction import Stamp
+from worker.core.eviction import Entry, Stamp
 from worker.core.stretches import Stretches
+from worker.core.tiers import NUM_TIERS, Tier
 
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """`length` blocks below `parent`. A root has length 0 and no parent.
+    """`length` blocks below `parent`, `start` blocks behind the beginning of the prompt.
 
-    `held_children`: children that some hold needs, in them or below. `stamp`: when a path through it was last let go.
-    `number`: in the order of making, the same on every rank; ties in eviction go by it.
+    A root has length 0, no parent, and in `keys` the key of its scope; else `keys` holds each block's key, and `pages`
+    its page in the tier that it is in. `ends[t]`: where its blocks in tier t or warmer end; tiers get colder along it.
+    `number`: in the order of making, the same on every rank. `stamp`: when a path through it was last let go.
+    `held_children`: children that some hold needs, in them or below. `idle[t]`: its blocks of tier t that no hold
+    covers. `first_tiers[t]`: children whose first block is in tier t. `below`: how many children have which `top`, the
+    highest priority of a run and all below it. `entries[t]`: what stands for it in tier t's eviction order.
     """
 
     number: int
     parent: Run | None
+    start: int
     tokens: Growing
     pages: Growing
+    keys: bytearray
     stretches: Stretches
     stamp: Stamp
+    ends: list[int]
     children: dict[bytes, Run] = field(default_factory=dict)
     holds: list[Hold] = field(default_factory=list)
     held_children: int = 0
-    idle: int = 0
+    idle: list[int] = field(default_factory=lambda: [0] * NUM_TIERS)
+    first_tiers: list[int] = field(default_factory=lambda: [0] * NUM_TIERS)
+    below: dict[int, int] = field(default_factory=dict)
+    top: int = -1
+    entries: list[Entry | None] = field(default_factory=lambda: [None] * NUM_TIERS)
     scope: bytes = b""
 
     @property
@@ -42,6 +54,35 @@ class Run:
     def is_held(self) -> bool:
         return bool(self.holds) or self.held_children > 0
 
+    @property
+    def first_tier(self) -> Tier:
+        return Tier.DEVICE if self.ends[0] else Tier.HOST if self.ends[1] else Tier.DISK
+
+    def span(self, tier: Tier) -> tuple[int, int]:
+        """Its blocks in this tier: [start, stop)."""
+        return (self.ends[tier - 1] if tier else 0), self.ends[tier]
+
+    def tier_of(self, block: int) -> Tier:
+        return next(tier for tier in Tier if block < self.ends[tier])
+
+    def effective(self, tier: Tier) -> int:
+        """The priority that counts for its last block in this tier: the highest from there down, on any path."""
+        own = self.stretches.top(self.ends[tier] - 1)
+        return max(own, *self.below) if self.below else own
+
+    def is_evictable(self, tier: Tier) -> bool:
+        """Some of its blocks can leave this tier: nobody holds them, and nothing below is as warm."""
+        return self.idle[tier] > 0 and not any(self.first_tiers[: tier + 1])
+
+    def key(self, block: int) -> bytes:
+        return bytes(self.keys[32 * block : 32 * block + 32])
+
+    def key_before(self, block: int) -> bytes:
+        """What stands in front of `block`: a block's key, or the scope's."""
+        if block or self.parent is None:
+            return bytes(self.keys[32 * block - 32 : 32 * block]) if block else bytes(self.keys)
+        return bytes(self.parent.keys[-32:])
+
 
 @dataclass(slots=True, eq=False)
 class Hold:
@@ -49,6 +90,20 @@ class Hold:
 
     run: Run
     length: int
+
+    @property
+    def blocks(self) -> int:
+        """Of the whole path."""
+        return self.run.start + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Blocks [start, stop) of `run`."""
+
+    run: Run
+    start: int
+    stop: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from worker.core import plan as plans
 from worker.core.admission import Admission, Place
-from worker.core.cache import ReusePolicy
+from worker.core.config import ReusePolicy
 from worker.core.conversations import News, StopReason
 from worker.core.live import Live, Stage
 from worker.core.outputs import (
@@ -29,6 +29,8 @@ from worker.core.outputs import (
 )
 from worker.core.plan import AnyAct, Plan
 from worker.core.replica import Replica, StepWork
+from worker.core.retentions import worth_of
+from worker.core.tiers import Tier
 from worker.core.types import FinishReason, Phase, Request, RequestKey, Sampled
 
 LOOKAHEAD = 32
@@ -39,13 +41,17 @@ LOOKAHEAD = 32
 class SchedulerConfig:
     """`max_batch_size`: requests that run at once; never more than `max_num_tokens`, so that each gets a token a step.
 
-    `handoff_timeout_ms`: how long a context leg's pages wait for the generation side.
+    `handoff_timeout_ms`: how long a context leg's pages wait for the generation side. `max_util_for_resume`: a suspended
+    request is admitted again only while so much of the device's pages would be in use. `idle_step_ms`: how often an
+    idle worker makes an empty plan while a finished sub-agent is too young to be demoted.
     """
 
     max_batch_size: int = 64
     max_num_tokens: int = 2048
     max_queued_requests: int = 1024
     handoff_timeout_ms: int = 60_000
+    max_util_for_resume: float = 0.95
+    idle_step_ms: int = 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +82,7 @@ class Scheduler:
         self._due: list[AnyAct] = []
         self._stalled = False
         self._told: list[Output] = []
+        self._last_plan_ms = 0
 
     @property
     def max_context_length(self) -> int:
@@ -151,15 +158,37 @@ class Scheduler:
         """What the edge told of a conversation; every rank records it with the next plan."""
         self._due.append(plans.Heard(conversation, news, reason, final))
 
-    def clear(self) -> None:
-        """Drop what no request holds, with the next plan."""
-        self._due.append(plans.Clear())
+    def returned(self, conversation: str, turn: str) -> None:
+        """Another worker served a turn of this conversation: its finished children may be demoted."""
+        self._due.append(plans.Returned(conversation, turn))
+
+    def copied(self, number: int, good: int) -> None:
+        """Copy `number` between tiers is over on every rank; its first `good` pages arrived on all of them."""
+        self._due.append(plans.Copied(number, good))
+
+    def tier_failed(self, tier: Tier) -> None:
+        """Some rank cannot use this tier: nobody does from the next plan on."""
+        self._due.append(plans.Off(tier))
+
+    def clear(self, scope: bytes | None = None, owners: tuple[str, ...] | None = None) -> None:
+        """Drop what no request holds, with the next plan: everything, or what is of one scope or of these owners."""
+        self._due.append(plans.Clear(scope, owners))
 
     @property
     def next_wake_ms(self) -> int | None:
-        """When there is something to do even if nothing happens: the first pin that expires."""
-        pins = [live.pinned_until_ms for live in self._live.values() if live.stage is Stage.PINNED]
-        return min(pins, default=None)
+        """When there is something to do even if nothing happens: the first pin that expires, the next idle plan."""
+        wakes = [live.pinned_until_ms for live in self._live.values() if live.stage is Stage.PINNED]
+        if self._ticks:
+            wakes.append(self._last_plan_ms + self._config.idle_step_ms)
+        return min(wakes, default=None)
+
+    @property
+    def _ticks(self) -> bool:
+        """Some child is still too young to be demoted: plans go on without work, as its age is counted in them."""
+        config, last = self._replica.config, self._replica.conversations.last_child_step
+        if config.finished_subagent_priority is None or last is None:
+            return False
+        return self._number < last + config.finished_subagent_min_idle_iterations
 
     @property
     def load(self) -> LoadSnapshot:
@@ -176,35 +205,49 @@ class Scheduler:
         """The next step, already carried out on rank 0's own replica. None: there is nothing to do.
 
         A step without a batch still travels: its acts and what it tells count. After one that could do nothing at all,
-        for want of pages, None until something happens.
+        for want of pages, None until something happens, or until an idle plan is due.
         """
         for live in list(self._live.values()):
             if live.stage is Stage.PINNED and live.pinned_until_ms <= now_ms:
                 self._forget(live)
         if self._due or self._told:
             self._stalled = False
-        if self._stalled or not self._has_work():
+        if (self._stalled or not self._has_work()) and not self._tick_is_due(now_ms):
             return None
         self._number += 1
+        self._last_plan_ms = now_ms
         self._acts = []
-        self._replica.begin(self._number)
+        self._replica.begin(self._number, now_ms)
         due, self._due = self._due, []
         for act in due:
             self._act(act)
+            if isinstance(act, plans.Copied | plans.Off):
+                self._refill()
+        loading = sorted((live for live in self._live.values() if live.stage is Stage.LOADING), key=lambda one: one.age)
+        for live in loading:
+            self._end_loading(live)
         running = sorted((live for live in self._live.values() if self._may_step(live)), key=lambda live: live.age)
         shares = self._share_out(running)
-        shares += self._admit(self._config.max_num_tokens - sum(count for _, count in shares), self._reserve(running))
+        shares += self._admit(self._config.max_num_tokens - sum(count for _, count in shares), self._reserve())
         for live, count in shares:
-            if live.stage is Stage.PULLING:
-                self._begin_pull(live)
-            elif live.stage is not Stage.QUEUED:
+            if count and live.stage is Stage.PREFILL and self._replica.sequences[live.request.key].returns:
+                self._act(plans.Return(live.request.key))
+        for live, count in shares:
+            if live.stage in (Stage.PREFILL, Stage.DECODING):
                 self._compute(live, count, now_ms)
+        for live in sorted(self._live.values(), key=lambda one: one.age):
+            if live.stage is Stage.LOADING:
+                self._load(live)
         work = self._replica.finish()
-        self._stalled = not (self._acts or self._told)
+        self._stalled = not (self._acts or self._told or work.copies)
         return Plan(self._number, now_ms, tuple(self._acts)), work
 
+    def _tick_is_due(self, now_ms: int) -> bool:
+        return self._ticks and now_ms >= self._last_plan_ms + self._config.idle_step_ms
+
     def _has_work(self) -> bool:
-        return bool(self._due or self._told or self._queue) or any(map(self._may_step, self._live.values()))
+        works = (Stage.PREFILL, Stage.DECODING, Stage.LOADING)
+        return bool(self._due or self._told or self._queue) or any(one.stage in works for one in self._live.values())
 
     @staticmethod
     def _may_step(live: Live) -> bool:
@@ -212,7 +255,7 @@ class Scheduler:
 
     @staticmethod
     def _is_running(live: Live) -> bool:
-        return live.stage in (Stage.PREFILL, Stage.DECODING, Stage.PULLING)
+        return live.stage in (Stage.LOADING, Stage.PREFILL, Stage.DECODING, Stage.PULLING)
 
     def _act(self, act: AnyAct) -> bool:
         done = self._replica.act(act)
@@ -235,14 +278,19 @@ class Scheduler:
         sequence = self._replica.sequences[live.request.key]
         return sequence.length - sequence.computed
 
-    def _reserve(self, running: list[Live]) -> int:
+    def _reserve(self) -> int:
         """Pages that those that run are going to need: for what is known, and one each for what they will say."""
-        sequences = self._replica.sequences
-        known = sum(
-            sequences[live.request.key].pages_needed(sequences[live.request.key].length, self._block)
-            for live in running
-        )
-        return known + sum(map(self._is_running, self._live.values()))
+        reserve = 0
+        for live in self._live.values():
+            if not self._is_running(live):
+                continue
+            sequence = self._replica.sequences[live.request.key]
+            reserve += 1
+            if live.stage is not Stage.PULLING:
+                reserve += sequence.pages_needed(sequence.length, self._block)
+            if live.stage is Stage.LOADING:
+                reserve += self._replica.cache.num_cold(sequence.hold)
+        return reserve
 
     def _compute(self, live: Live, count: int, now_ms: int) -> None:
         """Put `count` tokens of `live` into the step, fewer where pages lack; suspends the youngest if none is left."""
@@ -252,7 +300,7 @@ class Scheduler:
             fitting = (sequence.pages.size + self._replica.cache.num_available) * self._block - sequence.computed
             if fitting > 0:
                 break
-            victim = max(filter(self._may_step, self._live.values()), key=lambda other: other.age)
+            victim = self._youngest()
             if victim is live:
                 return
             self._suspend(victim)
@@ -267,6 +315,57 @@ class Scheduler:
             self._act(plans.Pin(key))
             live.stage = Stage.PINNED
             live.pinned_until_ms = now_ms + self._config.handoff_timeout_ms
+
+    def _youngest(self) -> Live:
+        """Of those whose pages can be taken back."""
+        may_go = (Stage.PREFILL, Stage.DECODING, Stage.LOADING)
+        return max((live for live in self._live.values() if live.stage in may_go), key=lambda live: live.age)
+
+    def _end_loading(self, live: Live) -> None:
+        """It goes on once all that it found is readable and, where it pulls, all its pages are there."""
+        key = live.request.key
+        cache, sequence = self._replica.cache, self._replica.sequences[key]
+        if sequence.loading:
+            pages_ready = cache.num_cold(sequence.hold) == 0 and cache.pools.is_ready(
+                cache.tree.path_pages(sequence.hold)
+            )
+            if not pages_ready:
+                return
+            self._act(plans.Loaded(key))
+        if not live.announced:
+            live.announced = True
+            live.cached_tokens = sequence.base
+            self._told.append(Started(key, sequence.base))
+        if not live.pulls:
+            live.stage = Stage.PREFILL
+        elif not sequence.pages_needed(sequence.length, self._block):
+            self._begin_pull(live)
+
+    def _load(self, live: Live) -> None:
+        """More of what it waits for, as much as this plan may move."""
+        key = live.request.key
+        pools, sequence = self._replica.cache.pools, self._replica.sequences[key]
+        available = self._replica.cache.num_available
+        if sequence.loading:
+            count = min(self._replica.cache.num_cold(sequence.hold), pools.onboard_left, available)
+            if count > 0:
+                self._act(plans.Load(key, count))
+        elif live.pulls:
+            needed = sequence.pages_needed(sequence.length, self._block)
+            count = min(needed, pools.offload_left + len(pools.free[Tier.DEVICE]), available)
+            if count > 0:
+                self._act(plans.Gather(key, count))
+            if count == needed:
+                self._end_loading(live)
+
+    def _refill(self) -> None:
+        """Whoever lost blocks that it waited for computes them from its tokens."""
+        for live in self._live.values():
+            if live.stage is Stage.LOADING:
+                sequence = self._replica.sequences[live.request.key]
+                if sequence.computed < sequence.base:
+                    lost = live.tokens[sequence.computed : sequence.base]
+                    self._act(plans.Refill(live.request.key, plans.pack(lost)))
 
     def _suspend(self, live: Live) -> None:
         self._act(plans.Suspend(live.request.key))
@@ -291,22 +390,30 @@ class Scheduler:
             if self._admission.sibling_is_ahead(live, place, self._live.values()):
                 waiting += 1
                 continue
-            if place.cost > room:
+            if place.cost > room or (live.started and not self._may_resume(place.cost)):
                 break
             self._queue.remove(live)
             count = self._hold(live, place, budget)
-            reserve += -(-len(place.tokens) // self._block) - place.match.blocks
+            reserve += -(-len(place.tokens) // self._block) - place.match.blocks + place.num_cold
             slots -= 1
             budget -= count
             admitted.append((live, count))
         return admitted
 
+    def _may_resume(self, cost: int) -> bool:
+        """A suspended request comes back only where others would not have to go for it at once."""
+        cache = self._replica.cache
+        if not any(map(self._is_running, self._live.values())):
+            return True
+        return cache.num_in_use + cost <= self._config.max_util_for_resume * self._replica.config.num_pages
+
     def _hold(self, live: Live, place: Place, budget: int) -> int:
-        """Admit `live` behind its match; returns the tokens of its first chunk, 0 where it pulls."""
+        """Admit `live` behind its match; returns the tokens of its first chunk, 0 where it has to wait for pages."""
         request = live.request
         match, part = place.match, place.part
         matched = match.blocks * self._block
-        per_request = self._replica.config.policy is ReusePolicy.PER_REQUEST
+        config = self._replica.config
+        per_request = config.policy is ReusePolicy.PER_REQUEST
         self._act(
             plans.Admit(
                 key=request.key,
@@ -321,19 +428,30 @@ class Scheduler:
                 parent=request.parent,
                 prefills=request.phase is not Phase.GENERATION and len(live.output) == request.resumed_tokens,
                 resumed=live.started,
+                worth=worth_of(request.retention, len(request.token_ids) - request.resumed_tokens, self._block),
+                turn=request.turn,
+                prompt_hash=request.prompt_hash,
             )
         )
-        live.stage = Stage.PULLING if live.pulls else Stage.PREFILL
-        if not live.started:
+        live.started = True
+        sequence = self._replica.sequences[request.key]
+        if sequence.loading or live.pulls:
+            live.stage = Stage.LOADING
+            if not sequence.loading:
+                self._end_loading(live)
+            return 0
+        live.stage = Stage.PREFILL
+        if not live.announced:
+            live.announced = True
             live.cached_tokens = matched
             self._told.append(Started(request.key, matched))
-        live.started = True
-        return 0 if live.stage is Stage.PULLING else min(self._tokens_left(live), budget)
+        return min(self._tokens_left(live), budget)
 
     def _begin_pull(self, live: Live) -> None:
         key = live.request.key
-        taken = self._act(plans.Pull(key, self._source_of(live.request)))
-        assert taken, "admission made sure of the pages"
+        live.stage = Stage.PULLING
+        live.pulled = True
+        self._act(plans.Pull(key, self._source_of(live.request)))
         sequence = self._replica.sequences[key]
         if sequence.pages.size == sequence.committed:
             self.pulled(key)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Ordered
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from worker.core.arrays import Growing, Int32s
+from worker.core.arrays import EMPTY, Growing, Int32s
 from worker.core.runs import Hold
+from worker.core.stretches import Terms
 from worker.core.types import PageId, RequestKey
 
-NO_PAGES = np.empty(0, np.int32)
+Worth = tuple[int, int, int]
+"""From which block on, with which priority, for how many ms after it was let go (0: for ever)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -19,9 +22,11 @@ class Sequence:
 
     `computed`: positions whose K and V are in memory, those of the running step included. `committed`: its blocks that
     the tree has, all of them kept by `hold`. `commit_until`: blocks ending behind this position are never committed.
-    `pinned`: another worker may be reading its pages, so those that a commit replaces wait as `spare` till its release.
-    `copy_from`: a page whose content its first page starts with, until that one is taken. `prefills`: its prompt is not
-    done yet, and its conversation waits to hear of it.
+    `loading`: some of its blocks are not on the device yet, and `pages` is not to be read. `pinned`: another worker may
+    be reading its pages, so those that a commit replaces wait as `spare` till its release. `copy_from`: a page whose
+    content its first page starts with, until that one is taken. `prefills`: its prompt is not done yet, and its
+    conversation waits to hear of it. `returns`: its first chunk is a return of its conversation. `worth`: its blocks'
+    priorities, by rising first block. `extends`: it has added a block to the path that it found.
     """
 
     key: RequestKey
@@ -33,10 +38,15 @@ class Sequence:
     computed: int
     committed: int
     conversation: str = ""
+    owner: str = ""
     prefills: bool = False
+    returns: bool = False
+    loading: bool = False
     copy_from: PageId | None = None
     pinned: bool = False
-    spare: Growing = field(default_factory=lambda: Growing(NO_PAGES))
+    extends: bool = False
+    worth: Ordered[Worth] = ()
+    spare: Growing = field(default_factory=lambda: Growing(EMPTY))
 
     @property
     def length(self) -> int:
@@ -45,6 +55,20 @@ class Sequence:
 
     def token_slice(self, start: int, stop: int) -> Int32s:
         return self.tokens.view[start - self.base : stop - self.base]
+
+    def terms(self, start: int, stop: int, born: int) -> list[tuple[int, Terms]]:
+        """How its blocks [start, stop) are kept: how many each time, and on which terms."""
+        if not self.worth:
+            return [(stop - start, Terms(self.owner, born=born))]
+        terms: list[tuple[int, Terms]] = []
+        ends = [*(first for first, _, _ in self.worth[1:]), stop]
+        if self.worth[0][0] > start:
+            terms.append((min(stop, self.worth[0][0]) - start, Terms(self.owner, born=born)))
+        for (first, priority, duration_ms), end in zip(self.worth, ends, strict=True):
+            count = min(stop, end) - max(start, first)
+            if count > 0:
+                terms.append((count, Terms(self.owner, priority, duration_ms, born=born)))
+        return terms
 
     def pages_needed(self, until: int, block: int) -> int:
         """How many more pages hold positions [0, until)."""

@@ -14,6 +14,10 @@ class Tier(enum.IntEnum):
     DISK = 2
 
 
+NUM_TIERS = len(Tier)
+COLD = (Tier.HOST, Tier.DISK)
+
+
 @dataclass(frozen=True, slots=True)
 class CopyWork:
     """Copy page `sources[i]` of tier `source` to page `targets[i]` of tier `target`, on every rank.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from worker.core.cache import CacheConfig, ReusePolicy
+from worker.core.config import CacheConfig, ReusePolicy
 from worker.core.outputs import Output
 from worker.core.plan import decode, encode
 from worker.core.replica import Replica, StepWork

@@ -6,7 +6,7 @@ import sys
 
 import msgspec
 
-from worker.core.cache import CacheConfig, ReusePolicy
+from worker.core.config import CacheConfig, ReusePolicy
 from worker.core.plan import decode
 from worker.core.replica import Replica
 

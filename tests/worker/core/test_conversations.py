@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker.core.engines import make_engine
-from worker.core.cache import ReusePolicy
+from worker.core.config import ReusePolicy
 from worker.core.conversations import Conversations, News, StopReason
 from worker.core.types import Phase, RequestKey
 

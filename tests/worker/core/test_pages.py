@@ -3,7 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from worker.core.cache import Cache, CacheConfig
+from worker.core.cache import KvCache
+from worker.core.config import CacheConfig
+from worker.core.journal import Journal
 from worker.core.pages import FreePages
 
 
@@ -25,12 +27,12 @@ def test_more_pages_than_there_are_cannot_be_given_back() -> None:
 
 
 def test_pages_are_taken_all_or_none_and_a_refusal_changes_nothing() -> None:
-    cache = Cache(CacheConfig(num_pages=4, tokens_per_block=2))
+    cache = KvCache(CacheConfig(num_pages=4, tokens_per_block=2), Journal())
 
     assert cache.take(5) is None
 
     assert cache.num_available == 4
     taken = cache.take(4)
     assert taken is not None
-    assert taken[0].tolist() == [0, 1, 2, 3]
+    assert taken.tolist() == [0, 1, 2, 3]
     assert cache.take(1) is None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.worker.core.engines import ANSWER, TestEngine, make_engine
-from worker.core.cache import ReusePolicy
+from worker.core.config import ReusePolicy
 from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, Started, TokenOut
 from worker.core.scheduler import Rejection
 from worker.core.types import FinishReason, Phase, RequestKey
@@ -175,7 +175,7 @@ def test_without_block_reuse_nothing_is_found_again() -> None:
     told = engine.run()
 
     assert (started(told, ONE), started(told, TWO)) == (0, 0)
-    assert engine.replica.cache.num_available == len(engine.replica.cache.free) == 8
+    assert engine.replica.cache.num_available == len(engine.replica.cache.pools.free[0]) == 8
 
 
 def test_a_request_that_bypasses_the_cache_computes_everything() -> None:

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from worker.core.cache import CacheConfig, ReusePolicy
+from worker.core.config import CacheConfig, ReusePolicy
 from worker.core.conversations import News, StopReason
 from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, Output, Started, TokenOut
 from worker.core.plan import decode, encode

@@ -1,68 +1,12 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from worker.core.arrays import Int32s
-from worker.core.runs import Hold, Match
-from worker.core.tree import RunTree
-
-BLOCK = 2
-SCOPE = b"tenant"
-
-
-def ids(*tokens: int) -> Int32s:
-    return np.array(tokens, np.int32)
-
-
-class Tree:
-    """A run tree that numbers its own pages from 0."""
-
-    def __init__(self) -> None:
-        self.tree = RunTree(BLOCK)
-        self.pages = 0
-
-    def hold(self, *tokens: int, scope: bytes = SCOPE) -> Hold:
-        """What is committed of `tokens`."""
-        return self.tree.hold(scope, self.tree.match(scope, ids(*tokens), len(tokens) // BLOCK))
-
-    def commit(self, *tokens: int, owner: str = "", scope: bytes = SCOPE) -> Hold:
-        """All of `tokens` behind what is committed of them, held."""
-        hold = self.hold(*tokens, scope=scope)
-        rest = ids(*tokens)[len(self.tree.path_pages(hold)) * BLOCK :]
-        count = len(rest) // BLOCK
-        self.extend(hold, *rest[: count * BLOCK].tolist(), owner=owner)
-        return hold
-
-    def extend(self, hold: Hold, *tokens: int, owner: str = "") -> tuple[list[int], list[int]]:
-        count = len(tokens) // BLOCK
-        pages = np.arange(self.pages, self.pages + count, dtype=np.int32)
-        self.pages += count
-        if not count:
-            return [], []
-        kept, free = self.tree.commit(hold, ids(*tokens), pages, owner)
-        self.tree.check()
-        return kept.tolist(), free.tolist()
-
-    def let_go(self, *holds: Hold) -> None:
-        for hold in holds:
-            self.tree.release(hold)
-        self.tree.check()
-
-    def evict(self, count: int) -> list[int]:
-        pages: list[int] = self.tree.evict(count).tolist()
-        self.tree.check()
-        return pages
-
-    def cached(self, *tokens: int, scope: bytes = SCOPE) -> int:
-        """Blocks of `tokens` that are committed."""
-        return self.tree.match(scope, ids(*tokens), len(tokens) // BLOCK).blocks
-
-    @property
-    def num_runs(self) -> int:
-        return sum(run.parent is not None for run in self.tree.runs())
+from tests.worker.core.trees import BLOCK, SCOPE, Tree, ids
+from worker.core.runs import Hold
+from worker.core.tiers import Tier
 
 
 def test_a_prompt_matches_by_whole_blocks() -> None:
@@ -185,7 +129,7 @@ def test_evicting_the_last_block_leaves_an_order_that_works_on() -> None:
     tree.let_go(tree.commit(2, 2))
 
     assert tree.evict(1) == [1]
-    assert tree.tree.num_idle == 0
+    assert tree.tree.num_idle[Tier.DEVICE] == 0
 
 
 def test_a_trunk_is_evicted_only_after_its_branches() -> None:
@@ -211,16 +155,17 @@ def test_an_owner_keeps_what_is_left_of_its_blocks_through_splits_and_trims() ->
 
 
 def test_a_match_that_ends_inside_a_block_names_the_block_that_shares_most() -> None:
-    tree = RunTree(4)
-    for number, tokens in enumerate(((1, 2, 3, 4), (1, 2, 9, 9), (1, 2, 3, 8))):
-        hold = tree.hold(SCOPE, Match(tree.match(SCOPE, ids(), 0).run, 0, 0))
-        tree.commit(hold, ids(*tokens), ids(number), "")
+    tree = Tree()
+    tree.let_go(tree.commit(1, 2), tree.commit(3, 4), tree.commit(3, 5))
 
-    part = tree.match_within(tree.match(SCOPE, ids(1, 2, 3, 8, 5), 0), ids(1, 2, 3, 8, 5))
+    part = tree.tree.match_within(tree.tree.match(SCOPE, ids(3, 5, 5), 0), ids(3, 5, 5), lambda page: True)
 
     assert part is not None
-    assert (part.run.pages.view[part.index], part.tokens) == (2, 4)
-    assert tree.match_within(tree.match(SCOPE, ids(7, 7, 7), 0), ids(7, 7, 7)) is None
+    assert (part.run.pages.view[part.index], part.tokens) == (2, 2)
+    assert tree.tree.match_within(tree.tree.match(SCOPE, ids(7, 7), 0), ids(7, 7), lambda page: True) is None
+    other = tree.tree.match_within(tree.tree.match(SCOPE, ids(3, 9), 0), ids(3, 9), lambda page: page != 1)
+    assert other is not None
+    assert (other.run.pages.view[0], other.tokens) == (2, 1)
 
 
 @pytest.mark.parametrize("held", [0, 1, 2, 3])
@@ -230,12 +175,12 @@ def test_a_hold_tells_before_it_is_made_how_much_it_will_keep(held: int) -> None
     if held:
         tree.hold(*(1, 1, 2, 2, 3, 3)[: held * BLOCK])
     match = tree.tree.match(SCOPE, ids(1, 1, 2, 2, 4, 4), 3)
-    idle = tree.tree.num_idle
+    idle = tree.tree.num_idle[Tier.DEVICE]
 
     expected = tree.tree.newly_held(match.run, match.length)
     tree.tree.hold(SCOPE, match)
 
-    assert idle - tree.tree.num_idle == expected == 3 - min(held, 2)
+    assert idle - tree.tree.num_idle[Tier.DEVICE] == expected == 3 - min(held, 2)
 
 
 Path = tuple[tuple[int, int], ...]
@@ -272,7 +217,7 @@ def test_the_tree_holds_what_one_node_per_block_would(acts: list[tuple[str, Path
             let_go_at |= {path[:length]: now for length in range(1, len(path) + 1)}
         elif act == "evict" and isinstance(what, int):
             kept = {path[:length] for _, path in held for length in range(1, len(path) + 1)}
-            assert tree.tree.num_idle == len(pages.keys() - kept)
+            assert tree.tree.num_idle[Tier.DEVICE] == len(pages.keys() - kept)
             for page in tree.evict(what):
                 gone = next(path for path, other in pages.items() if other == page)
                 leaves = [

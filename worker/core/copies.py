@@ -1,0 +1,79 @@
+"""Copies between tiers that have begun and not ended on every rank, and which pages they use. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from worker.core.arrays import Int32s
+from worker.core.runs import Hold
+from worker.core.tiers import CopyWork, Tier
+
+
+@dataclass(slots=True, eq=False)
+class Copy:
+    """`hold`: of a copy to the device, the path to the last block that it loads; None once its blocks are lost.
+
+    The pages that it leaves belong to it until it has ended, but for those of the device: whoever writes them next does
+    so behind it.
+    """
+
+    work: CopyWork
+    hold: Hold | None = None
+
+    @property
+    def charged(self) -> Int32s | None:
+        """Pages of `work.source` that are nobody else's yet."""
+        return None if self.work.source is Tier.DEVICE else self.work.sources
+
+
+class Copies:
+    """Numbers them, and knows of each page which running copy fills it."""
+
+    def __init__(self, sizes: tuple[int, ...]) -> None:
+        """`sizes`: pages of each tier."""
+        self.running: dict[int, Copy] = {}
+        self.num_loads = 0
+        self._number = 0
+        self._fills: tuple[npt.NDArray[np.int64], ...] = tuple(np.zeros(size, np.int64) for size in sizes)
+
+    def begin(self, source: Tier, target: Tier, sources: Int32s, targets: Int32s, hold: Hold | None = None) -> CopyWork:
+        self._number += 1
+        work = CopyWork(self._number, source, target, sources, targets)
+        self.running[self._number] = Copy(work, hold)
+        self.num_loads += target is Tier.DEVICE
+        self._fills[target][targets] = self._number
+        return work
+
+    def end(self, number: int) -> tuple[Copy, npt.NDArray[np.bool_]]:
+        """The copy, and of which of its targets it was still the one that fills them."""
+        copy = self.running.pop(number)
+        work = copy.work
+        self.num_loads -= work.target is Tier.DEVICE
+        fills = self._fills[work.target]
+        current = fills[work.targets] == number
+        fills[work.targets[current]] = 0
+        return copy, current
+
+    def disown(self, tier: Tier, pages: Int32s) -> npt.NDArray[np.bool_]:
+        """The blocks in these pages go elsewhere; returns of which pages a running copy fills them, still."""
+        fills = self._fills[tier]
+        filled: npt.NDArray[np.bool_] = fills[pages] != 0
+        fills[pages] = 0
+        return filled
+
+    def is_filling(self, tier: Tier, pages: Int32s) -> npt.NDArray[np.bool_]:
+        filled: npt.NDArray[np.bool_] = self._fills[tier][pages] != 0
+        return filled
+
+    def fills(self, tier: Tier, pages: Int32s, number: int) -> npt.NDArray[np.bool_]:
+        """Which of these pages copy `number` fills for the block that is in them."""
+        fills: npt.NDArray[np.bool_] = self._fills[tier][pages] == number
+        return fills
+
+    @property
+    def number(self) -> int:
+        """Of the last one that began."""
+        return self._number
