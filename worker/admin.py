@@ -1,9 +1,7 @@
 """The admin listener: probes, metrics and control calls, as a plain ASGI application.
 
 GET  /live  /ready  /metrics
-GET  /kinroute/v1/state          what this worker is and how it is
-GET  /kinroute/v1/leaks          what is held on every rank; nothing must be when nothing runs
-POST /kinroute/v1/cache/clear    forget every prefix that nobody uses
+     /kinroute/v1/...            `worker.admin_calls`
 """
 
 from __future__ import annotations
@@ -19,21 +17,29 @@ import uvicorn
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
+from worker import admin_calls
+from worker.admin_calls import Calls
+
+MAX_BODY_BYTES = 64 << 10
+BODY_DEADLINE_S = 10.0
+PROBES = ("/live", "/health", "/ready", "/metrics")
+
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Reply: TypeAlias = tuple[int, str, bytes]
 
 
-class Operated(Protocol):
-    """The worker, as its operator sees it."""
+class Operated(admin_calls.Operated, Protocol):
+    """The worker, as its operator and its supervisor see it."""
 
     @property
     def registry(self) -> CollectorRegistry: ...
-    def is_live(self) -> bool: ...
     def is_ready(self) -> bool: ...
-    def state(self) -> dict[str, Any]: ...
-    async def leaks(self) -> dict[str, Any]: ...
-    async def clear_cache(self) -> dict[str, Any]: ...
+
+
+class Gone(Exception):
+    """Raised when a caller left before its call was whole: nothing is done, and nobody hears of it."""
 
 
 class Admin:
@@ -41,53 +47,67 @@ class Admin:
 
     def __init__(self, worker: Operated) -> None:
         self._worker = worker
+        self._calls = Calls(worker)
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        status, kind, body = await self._answer(scope["method"], scope["path"])
+        try:
+            status, kind, body = await self._answer(scope, receive)
+        except Gone:
+            return
         headers = [(b"content-type", kind.encode()), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
-    async def _answer(self, method: str, path: str) -> tuple[int, str, bytes]:
-        worker = self._worker
-        match "GET" if method == "HEAD" else method, path:
-            case "GET", "/live" | "/health":
-                return _word(worker.is_live(), "live")
-            case "GET", "/ready":
-                return _word(worker.is_ready(), "ready")
-            case "GET", "/metrics":
-                return 200, CONTENT_TYPE_PLAIN_0_0_4, generate_latest(worker.registry)
-            case "GET", "/kinroute/v1/state":
-                return _json(200, worker.state())
-            case "GET", "/kinroute/v1/leaks":
-                return await _within_deadline(worker.leaks())
-            case "POST", "/kinroute/v1/cache/clear":
-                return await _within_deadline(worker.clear_cache())
-            case _, "/live" | "/health" | "/ready" | "/metrics" | "/kinroute/v1/state" | "/kinroute/v1/leaks":
-                return _json(405, {"error": f"{path} answers GET"})
-            case _, "/kinroute/v1/cache/clear":
-                return _json(405, {"error": f"{path} answers POST"})
-        return _json(404, {"error": f"no {path} here"})
+    async def _answer(self, scope: Message, receive: Receive) -> Reply:
+        path: str = scope["path"]
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        wanted = "GET" if path in PROBES else self._calls.method_of(path)
+        if wanted is None:
+            return _json(404, {"error": f"no {path[:200]} here"})
+        if method != wanted:
+            return _json(405, {"error": f"{path} answers {wanted}"})
+        if path in PROBES:
+            return self._probe(path)
+        try:
+            async with asyncio.timeout(BODY_DEADLINE_S):
+                body = await _read(receive)
+        except TimeoutError:
+            return _json(408, {"error": f"the body did not come in {BODY_DEADLINE_S:.0f} s"})
+        if body is None:
+            return _json(413, {"error": f"the body has more than {MAX_BODY_BYTES} bytes"})
+        return _json(*await self._calls.answer(path, scope["query_string"], body))
+
+    def _probe(self, path: str) -> Reply:
+        match path:
+            case "/ready":
+                return _word(self._worker.is_ready(), "ready")
+            case "/metrics":
+                return 200, CONTENT_TYPE_PLAIN_0_0_4, generate_latest(self._worker.registry)
+        return _word(self._worker.is_live(), "live")
 
 
-CALL_DEADLINE_S = 30.0
+async def _read(receive: Receive) -> bytes | None:
+    """The whole body; None: it is too long, and not read to its end. Raises Gone."""
+    body = bytearray()
+    more = True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Gone
+        body += message.get("body", b"")
+        if len(body) > MAX_BODY_BYTES:
+            return None
+        more = message.get("more_body", False)
+    return bytes(body)
 
 
-async def _within_deadline(call: Awaitable[dict[str, Any]]) -> tuple[int, str, bytes]:
-    try:
-        async with asyncio.timeout(CALL_DEADLINE_S):
-            return _json(200, await call)
-    except TimeoutError:
-        return _json(503, {"error": f"the engine did not answer in {CALL_DEADLINE_S:.0f} s"})
-
-
-def _word(yes: bool, word: str) -> tuple[int, str, bytes]:
+def _word(yes: bool, word: str) -> Reply:
     return (200, "text/plain", word.encode()) if yes else (503, "text/plain", f"not {word}".encode())
 
 
-def _json(status: int, value: dict[str, Any]) -> tuple[int, str, bytes]:
+def _json(status: int, value: dict[str, Any]) -> Reply:
     return status, "application/json", json.dumps(value).encode()
 
 

@@ -72,8 +72,8 @@ class Inspect:
     """Ask rank 0's replica, between steps: `question` changes nothing, and `answer` gets what it said. Both are called
     on the engine thread."""
 
-    question: Callable[[Replica], dict[str, Any]]
-    answer: Callable[[dict[str, Any]], None]
+    question: Callable[[Replica], Any]
+    answer: Callable[[Any], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from worker.commands import (
     Told,
 )
 from worker.core import plan as plans
+from worker.core.demotion import descendants
 from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, LoadSnapshot
 from worker.core.plan import Plan
 from worker.core.replica import StepWork
@@ -157,7 +158,7 @@ class Driver:
                 self._followers.ask_check()
                 self._checks.feed(0, self._engine.held())
             case ClearCache():
-                self._scheduler.clear()
+                self._scheduler.clear(command.tenant, self._owners(command.family))
                 command.answer()
             case Inspect():
                 command.answer(command.question(self._engine.replica))
@@ -174,6 +175,13 @@ class Driver:
         self._sampler.add(request)
         if isinstance(request.kv_session, bytes):
             self._sources[request.key] = request.kv_session
+
+    def _owners(self, family: str | None) -> tuple[str, ...] | None:
+        """A conversation and its descendants, as they are now."""
+        if family is None:
+            return None
+        below = descendants(self._engine.replica.conversations, family)
+        return (*(one.id for one in below), family)
 
     def _forget(self, key: RequestKey) -> None:
         self._sampler.remove(key)
