@@ -102,13 +102,22 @@ class Loaded:
 
     def _cache_config(self, setup: Setup) -> CacheConfig:
         config = self.settings.kv_cache_config
+        reuse = config.block_reuse_config
         return CacheConfig(
             num_pages=setup.num_pages,
             tokens_per_block=config.tokens_per_block,
             enable_block_reuse=config.enable_block_reuse,
             enable_partial_reuse=config.enable_partial_reuse,
-            policy=ReusePolicy(config.block_reuse_config.policy),
+            policy=ReusePolicy(reuse.policy),
             max_tracked_conversations=config.max_tracked_conversations,
+            num_host_pages=setup.num_host_pages,
+            num_disk_pages=setup.num_disk_pages,
+            cold_tier_offload_min_priority=config.cold_tier_offload_min_priority,
+            finished_subagent_priority=reuse.finished_subagent_priority,
+            finished_subagent_min_idle_iterations=reuse.finished_subagent_min_idle_iterations,
+            max_offload_pages_per_plan=config.max_offload_pages_per_plan,
+            max_onboard_pages_per_plan=config.max_onboard_pages_per_plan,
+            tells_events=config.event_buffer_max_size > 0,
         )
 
 

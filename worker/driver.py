@@ -31,6 +31,7 @@ from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, LoadS
 from worker.core.plan import Plan
 from worker.core.replica import StepWork
 from worker.core.scheduler import Scheduler
+from worker.core.tiers import Tier
 from worker.core.types import Request, RequestKey, Sampled
 from worker.engine import Engine
 from worker.gate import Gate, StepTold
@@ -114,6 +115,8 @@ class Driver:
                 case HandoffReady() | Finished() | Failed():
                     self._forget(output.key)
             self._told.append(output)
+        cache = self._engine.replica.cache
+        self._metrics.cache.watch(cache.stats, [cache.pools.counts(tier) for tier in Tier])
         self._tell()
 
     def _tell(self) -> None:

@@ -109,6 +109,8 @@ class LeaderEngine(threading.Thread):
             overdue=self._overdue,
             report_timeout_s=self._settings.group.report_timeout_s,
         )
+        layout = assembly.pool.layout
+        self._metrics.cache.opened(tokens_per_block=layout.tokens_per_block, page_bytes=layout.page_bytes)
         self._driver = driver = Driver(
             self._inbox,
             engine,
@@ -154,6 +156,8 @@ class LeaderEngine(threading.Thread):
             max_num_tokens=scheduler.max_num_tokens,
             max_queued_requests=scheduler.max_queued_requests,
             handoff_timeout_ms=int(self._settings.kv_transfer.handoff_timeout_s * 1000),
+            max_util_for_resume=self._settings.kv_cache_config.max_util_for_resume,
+            idle_step_ms=self._settings.kv_cache_config.idle_step_ms,
         )
 
     def _overdue(self) -> str | None:
