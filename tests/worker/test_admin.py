@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
+from openengine.v1 import generation_pb2
 from tests.tiny_models import make_tiny_model
 from tests.worker.clients import OpenEngine, generate_request
 from tests.worker.running import Running, worker
@@ -18,13 +21,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("worker")
-    with worker(folder, make_tiny_model(folder / "model"), tensor_parallel_size=2) as started:
+    cache = {"tokens_per_block": 4, "max_tokens": 4096, "block_reuse_config": {"policy": "per_conversation"}}
+    with worker(folder, make_tiny_model(folder / "model"), tensor_parallel_size=2, kv_cache_config=cache) as started:
         started.wait_for("ready")
         yield started
 
 
-def call(running: Running, path: str, method: str = "GET") -> tuple[int, str]:
-    request = urllib.request.Request(f"http://{running.admin}{path}", method=method)
+def call(running: Running, path: str, method: str = "GET", body: Any = None) -> tuple[int, str]:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://{running.admin}{path}", data, method=method)
     try:
         with urllib.request.urlopen(request, timeout=30.0) as response:  # noqa: S310 - http, ours
             return response.status, response.read().decode()
@@ -71,6 +76,77 @@ def test_a_cleared_cache_hits_nothing(running: Running) -> None:
         missed = client.answer(generate_request(prompt, 1))[-1].usage.cached_prompt_tokens
 
     assert (hit, missed) == (16, 0)
+
+
+def cached_tokens(client: OpenEngine, prompt: list[int], salt: str = "", conversation: str = "") -> int:
+    """How many of the prompt's tokens were cached; they are from now on."""
+    request = generate_request(
+        prompt,
+        1,
+        kv=generation_pb2.KvOptions(cache_salt=salt),
+        extra={"conversation_id": conversation} if conversation else {},
+    )
+    return int(client.answer(request)[-1].usage.cached_prompt_tokens)
+
+
+def test_clearing_a_tenant_spares_the_others(running: Running) -> None:
+    prompt = list(range(70, 90))
+    with OpenEngine(running.grpc) as client:
+        for salt in ("one", "two", "one", "two"):
+            before = cached_tokens(client, prompt, salt)
+        status, _ = call(running, "/kinroute/v1/cache/clear", "POST", {"tenant": b"one".hex()})
+        after = [cached_tokens(client, prompt, salt) for salt in ("one", "two")]
+
+    assert (status, before, after) == (200, 16, [0, 16])
+
+
+def test_clearing_a_family_spares_what_others_own(running: Running) -> None:
+    own, other = list(range(90, 110)), list(range(110, 126)) + list(range(8))
+    with OpenEngine(running.grpc) as client:
+        cached_tokens(client, own, conversation="leaving")
+        cached_tokens(client, other, conversation="staying")
+        status, _ = call(running, "/kinroute/v1/cache/clear", "POST", {"family": "leaving"})
+        after = [cached_tokens(client, prompt) for prompt in (own, other)]
+
+    assert (status, after) == (200, [0, 20])
+
+
+def test_a_wrong_call_is_refused_over_http(running: Running) -> None:
+    status, body = call(running, "/kinroute/v1/cache/clear", "POST", {"tenent": "00"})
+
+    assert (status, "unknown field `tenent`" in json.loads(body)["error"]) == (400, True)
+    assert call(running, "/kinroute/v1/cache/clear", "POST", "x" * 70_000)[0] == 413
+
+
+def test_the_state_and_the_metrics_show_the_pages_of_each_tier(running: Running) -> None:
+    with OpenEngine(running.grpc) as client:
+        client.answer(generate_request(list(range(20, 40)), 1))
+    running.wait_clean()
+
+    tiers = running.get("/kinroute/v1/state")["tiers"]
+    body = call(running, "/metrics")[1]
+
+    device = tiers["device"]
+    assert device["total"] == 1024 == device["free"] + device["held"] + device["cached"] + device["moving"]
+    assert device["cached"] > 0
+    assert tiers["host"]["total"] == tiers["disk"]["total"] == 0
+    assert f'kinroute_worker_kv_pages{{state="cached",tier="device"}} {device["cached"]:.1f}' in body
+
+
+def test_metrics_tell_cached_from_computed_tokens(running: Running) -> None:
+    def counted() -> tuple[float, float]:
+        numbers = dict(line.rsplit(" ", 1) for line in call(running, "/metrics")[1].splitlines() if line[0] != "#")
+        matched = numbers['kinroute_worker_kv_matched_tokens_total{tier="device"}']
+        return float(matched), float(numbers["kinroute_worker_kv_uncached_tokens_total"])
+
+    prompt = list(range(40, 62))
+    with OpenEngine(running.grpc) as client:
+        client.answer(generate_request(prompt, 1))
+        before = counted()
+        client.answer(generate_request(prompt, 1))
+        after = counted()
+
+    assert (after[0] - before[0], after[1] - before[1]) == (20, 2)
 
 
 def test_the_state_names_the_worker(running: Running) -> None:
