@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from worker.core.conversations import News, StopReason
+from worker.core.events import Stored
 from worker.core.outputs import Output
 from worker.core.replica import Replica
 from worker.core.types import Request, RequestKey
@@ -77,6 +78,21 @@ class Inspect:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeKvSnapshot:
+    """Say what the cache holds now. The answer is a `KvSnapshot` with this ticket, in order with the steps' events."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvSnapshot:
+    """The other way: all that the cache held after the events of the steps before. Parents come before children."""
+
+    ticket: int
+    stored: Sequence[Stored]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the engine thread."""
 
@@ -96,5 +112,5 @@ class Rejected:
     refused: Refused
 
 
-Command: TypeAlias = Submit | Cancel | Pulled | Released | Heard | Check | ClearCache | Inspect | Stop
+Command: TypeAlias = Submit | Cancel | Pulled | Released | Heard | Check | ClearCache | Inspect | TakeKvSnapshot | Stop
 Told: TypeAlias = Output | PinEnded | Rejected

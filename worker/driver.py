@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import queue
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from worker.checks import Checks
@@ -17,16 +18,19 @@ from worker.commands import (
     Command,
     Heard,
     Inspect,
+    KvSnapshot,
     PinEnded,
     Pulled,
     Rejected,
     Released,
     Stop,
     Submit,
+    TakeKvSnapshot,
     Told,
 )
 from worker.core import plan as plans
 from worker.core.demotion import descendants
+from worker.core.events import CacheEvent
 from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, LoadSnapshot
 from worker.core.plan import Plan
 from worker.core.replica import StepWork
@@ -74,6 +78,7 @@ class Driver:
         self._metrics = metrics
         self._sources: dict[RequestKey, bytes] = {}
         self._told: list[Told] = []
+        self._snapshots: list[KvSnapshot] = []
         self._load: LoadSnapshot | None = None
         self._number = 0
         self._began_s: float | None = None
@@ -95,7 +100,7 @@ class Driver:
                 self._step(*planned)
                 self._metrics.steps.observe(self.step_s)
                 self._began_s = None
-            elif self._told:
+            elif self._told or self._snapshots:
                 self._tell()
 
     def _step(self, plan: Plan, work: StepWork) -> None:
@@ -117,14 +122,15 @@ class Driver:
             self._told.append(output)
         cache = self._engine.replica.cache
         self._metrics.cache.watch(cache.stats, [cache.pools.counts(tier) for tier in Tier])
-        self._tell()
+        self._tell(work.events)
 
-    def _tell(self) -> None:
+    def _tell(self, events: Sequence[CacheEvent] = ()) -> None:
         told, self._told = self._told, []
+        snapshots, self._snapshots = self._snapshots, []
         load = self._scheduler.load
-        if told or load != self._load:
+        if told or snapshots or events or load != self._load:
             self._load = load
-            self._gate.hold(StepTold(self._number, told, load))
+            self._gate.hold(StepTold(self._number, told, load, snapshots, events))
 
     def _take_commands(self, *, wait: bool) -> bool:
         """Everything in the inbox; waits for the first if told to. False after Stop."""
@@ -165,6 +171,8 @@ class Driver:
                 command.answer()
             case Inspect():
                 command.answer(command.question(self._engine.replica))
+            case TakeKvSnapshot():
+                self._snapshots.append(KvSnapshot(command.ticket, self._engine.replica.cache.tree.snapshot()))
             case Stop():
                 return False
         return True

@@ -7,17 +7,23 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from worker.commands import Told
+from worker.commands import KvSnapshot, Told
+from worker.core.events import CacheEvent
 from worker.core.outputs import LoadSnapshot
 
 
 @dataclass(frozen=True, slots=True)
 class StepTold:
-    """What one step has to tell, and how loaded the worker was after it."""
+    """What one step has to tell, and how loaded the worker was after it.
+
+    `kv_snapshots`: taken before the step, so that its `kv_events` follow them.
+    """
 
     number: int
     told: Sequence[Told]
     load: LoadSnapshot
+    kv_snapshots: Sequence[KvSnapshot] = ()
+    kv_events: Sequence[CacheEvent] = ()
 
 
 class Gate:
@@ -26,7 +32,7 @@ class Gate:
     def __init__(self, deliver: Callable[[StepTold], None]) -> None:
         self._deliver = deliver
         self._held: deque[StepTold] = deque()
-        self._agreed = -1
+        self._agreed = 0
         self._lock = threading.Lock()
 
     def hold(self, step: StepTold) -> None:
