@@ -9,9 +9,12 @@ from typing import NoReturn, Protocol, TypeAlias
 import grpc
 from google.protobuf.message import Message
 
-from openengine.v1 import lifecycle_pb2, lora_pb2, model_pb2, server_pb2, service_pb2_grpc
+from openengine.v1 import kv_pb2, lifecycle_pb2, lora_pb2, model_pb2, server_pb2, service_pb2_grpc
 from worker.core.outputs import LoadSnapshot
+from worker.grpc_kv import KvSubscribers, Stream
 from worker.info import ROLES
+from worker.kv_events import EventLog
+from worker.refusal import Refused
 from worker.requests import Active, Requests
 
 PROBE_DEADLINE_S = 10.0
@@ -23,6 +26,7 @@ class Serving(Protocol):
     """What the service needs of the worker."""
 
     requests: Requests
+    kv_events: EventLog
     model_name: str
     abort_allowed: bool
 
@@ -43,6 +47,7 @@ class ControlService(service_pb2_grpc.ControlServicer):  # type: ignore[misc]  #
 
     def __init__(self, worker: Serving) -> None:
         self._worker = worker
+        self._subscribers = KvSubscribers(worker)
 
     async def GetServerInfo(self, message: server_pb2.GetServerInfoRequest, context: Context) -> server_pb2.ServerInfo:
         await self._require_loaded(context)
@@ -126,6 +131,23 @@ class ControlService(service_pb2_grpc.ControlServicer):  # type: ignore[misc]  #
             case _:
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "target is missing: give exactly one")
         return lifecycle_pb2.AbortResponse(status=lifecycle_pb2.ABORT_STATUS_ABORTED)
+
+    async def GetKvEventSources(
+        self, message: kv_pb2.GetKvEventSourcesRequest, context: Context
+    ) -> kv_pb2.GetKvEventSourcesResponse:
+        try:
+            return self._subscribers.sources(message)
+        except Refused as refused:
+            await context.abort(refused.status, refused.message)
+            raise AssertionError("abort does not return") from refused
+
+    async def SubscribeKvEvents(self, message: kv_pb2.SubscribeKvEventsRequest, context: Stream) -> None:
+        if self._worker.is_starting():
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the model is still being loaded")
+        try:
+            await self._subscribers.serve(message, context)
+        except Refused as refused:
+            await context.abort(refused.status, refused.message)
 
     async def LoadLora(self, message: lora_pb2.LoadLoraRequest, context: Context) -> lora_pb2.LoadLoraResponse:
         return await _no_lora(context)

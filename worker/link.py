@@ -16,6 +16,8 @@ from worker.commands import Heard, PinEnded, Rejected, Told
 from worker.core.conversations import News, StopReason
 from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, Started, TokenOut
 from worker.intake import Intake
+from worker.kv_events import Behind, EventLog, Follower
+from worker.kv_wire import LinkEncoder
 from worker.lineage import Envelopes
 from worker.refusal import Refused, overloaded
 from worker.requests import Active, Requests
@@ -36,6 +38,7 @@ class Serving(Protocol):
     requests: Requests
     intake: Intake
     envelopes: Envelopes
+    kv_events: EventLog
 
     async def until_ready(self) -> None: ...
     def welcome(self) -> link_pb2.Welcome: ...
@@ -49,6 +52,7 @@ class LinkService(link_pb2_grpc.EngineLinkServicer):  # type: ignore[misc]  # ge
 
     def __init__(self, worker: Serving) -> None:
         self._worker = worker
+        self._encoder = LinkEncoder(worker.kv_events.epoch)
         self.links: set[Link] = set()
 
     async def Connect(self, request_iterator: object, context: Stream) -> None:
@@ -66,7 +70,7 @@ class LinkService(link_pb2_grpc.EngineLinkServicer):  # type: ignore[misc]  # ge
         except Refused as refused:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, refused.message)
         await self._worker.until_ready()
-        link = Link(self._worker, hello.hello.edge_id[:EDGE_ID_BYTES])
+        link = Link(self._worker, hello.hello.edge_id[:EDGE_ID_BYTES], self._encoder)
         self.links.add(link)
         log.info("an edge is linked", edge=link.edge_id)
         try:
@@ -86,8 +90,10 @@ class LinkService(link_pb2_grpc.EngineLinkServicer):  # type: ignore[misc]  # ge
 class Link:
     """One edge. Its requests end with it; an edge that does not read loses them, not its link."""
 
-    def __init__(self, worker: Serving, edge_id: str) -> None:
+    def __init__(self, worker: Serving, edge_id: str, encoder: LinkEncoder) -> None:
         self.edge_id = edge_id
+        self._encoder = encoder
+        self._follower: Follower | None = None
         self._worker = worker
         self._requests = worker.requests
         self._by_handle: dict[int, Active] = {}
@@ -112,18 +118,41 @@ class Link:
                     self._requests.cancel(active)
             for update in message.updates:
                 self._hear(update)
+            if message.HasField("kv_subscribe"):
+                self._follow(message.kv_subscribe)
 
     async def write_to(self, stream: Stream) -> None:
+        """Steps first; what is known of the cache when none waits, so that no token is late for it."""
         while True:
-            await self._wake.wait()
             self._wake.clear()
-            while self._waiting:
-                await stream.write(self._waiting.popleft())
+            message = self._waiting.popleft() if self._waiting else self._kv_events()
+            if message is None:
+                await self._wake.wait()
+            else:
+                await stream.write(message)
 
     def close(self) -> None:
         for active in self._by_handle.values():
             self._requests.cancel(active)
         self._by_handle.clear()
+
+    def _follow(self, asked: link_pb2.KvSubscribe) -> None:
+        """In the place of what was followed before."""
+        log = self._worker.kv_events
+        if log.is_on:
+            resumes = asked.epoch == log.epoch and not asked.snapshot
+            self._follower = log.follow(self._wake.set, start=asked.after_sequence + 1 if resumes else None)
+            self._wake.set()
+
+    def _kv_events(self) -> link_pb2.WorkerMessage | None:
+        """An edge that is too slow, or asks for what is not kept, gets a snapshot."""
+        if self._follower is None:
+            return None
+        read = self._follower.read()
+        if isinstance(read, Behind):
+            self._follower.restart()
+            read = self._follower.read()
+        return None if read is None or isinstance(read, Behind) else self._encoder.message(read)
 
     def take(self, active: Active, output: Told) -> None:
         self._happened.append((active, output))

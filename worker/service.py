@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 
 from enginelink.v1 import link_pb2
 from openengine.v1 import model_pb2, server_pb2
-from worker.commands import Check, ClearCache, Command, Inspect, PinEnded, Rejected, Told
+from worker.commands import Check, ClearCache, Command, Inspect, PinEnded, Rejected, TakeKvSnapshot, Told
 from worker.core.outputs import Failed, HandoffReady, LoadSnapshot, TokenOut
 from worker.core.replica import Replica
 from worker.core.tiers import Tier
@@ -28,6 +28,7 @@ from worker.handoffs import Handoffs
 from worker.info import model_info, server_info
 from worker.inspecting import Inspection
 from worker.intake import Intake, Served
+from worker.kv_events import EventLog
 from worker.lineage import Envelopes
 from worker.requests import Active, Requests
 from worker.settings import WorkerSettings
@@ -67,6 +68,11 @@ class Service:
         self.requests = Requests(post, self.metrics)
         self.requests.refusing = "the model is still being loaded"
         self.instance_id = secrets.token_hex(16)
+        self.kv_events = EventLog(
+            self.instance_id,
+            settings.kv_cache_config.event_buffer_max_size,
+            lambda ticket: post(TakeKvSnapshot(ticket)),
+        )
         self.envelopes = Envelopes(settings.keys_file, self.instance_id, required=not on_loopback)
         self.role = settings.role
         self.model_name = settings.model_name
@@ -108,6 +114,7 @@ class Service:
         self.metrics.running.set(step.load.running)
         self.metrics.queued.set(step.load.queued)
         self.metrics.used_pages.set(step.load.used_pages)
+        self.kv_events.deliver(step.kv_snapshots, step.kv_events)
         self.requests.deliver(step.told)
         if self._opened is not None:
             for told in step.told:

@@ -1,0 +1,245 @@
+"""What changed in the cache, for those who follow it from outside: the last batches, and snapshots for who is behind.
+
+Rank 0's event loop feeds the log with what the gate has let through, so nothing that ranks disagree on is told.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from worker.commands import KvSnapshot
+from worker.core.events import KEY_BYTES, CacheEvent, Cleared, Removed, Stored, Updated
+
+MAX_BUFFER_BYTES = 64 << 20
+"""Of keys and tokens in the log, however few batches that is."""
+EVENT_BYTES = 200
+MAX_BATCH_COST = 1 << 18
+"""In tokens, a key or an event being worth 16: so a batch takes less than a megabyte on either wire, where clients
+accept four, whatever a step changed."""
+KEY_COST = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """What one step changed; if that is very much, a part of it. Numbers rise by one from 1. `unix_ns`: when it was
+    agreed."""
+
+    sequence: int
+    events: Sequence[CacheEvent]
+    unix_ns: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SnapshotPart:
+    """A part of what the cache held after batch `sequence`; parents come before children."""
+
+    sequence: int
+    events: Sequence[CacheEvent]
+    unix_ns: int
+    begin: bool
+    end: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """The next batch is not to be had any more, or was never. `oldest`: the first that is."""
+
+    wanted: int
+    oldest: int
+
+
+@dataclass(eq=False)
+class Snapshot:
+    """Shared by those who asked for it at once, and lives as long as one of them reads it."""
+
+    sequence: int
+    unix_ns: int
+    stored: Sequence[Stored]
+
+    def parts(self) -> Iterator[SnapshotPart]:
+        """At least one."""
+        begin, last = True, None
+        for events in _portions(self.stored):
+            if last is not None:
+                yield SnapshotPart(self.sequence, last, self.unix_ns, begin, end=False)
+                begin = False
+            last = events
+        yield SnapshotPart(self.sequence, last or (), self.unix_ns, begin, end=True)
+
+
+class EventLog:
+    """The last `max_batches` batches of the worker that `epoch` names; 0 keeps none, and nobody can follow.
+
+    `ask`: have a snapshot with this ticket taken; `deliver` brings it, in order with the events.
+    """
+
+    def __init__(self, epoch: str, max_batches: int, ask: Callable[[int], None]) -> None:
+        self.epoch = epoch
+        self.max_batches = max_batches
+        self.last = 0
+        self._ask = ask
+        self._batches: deque[Batch] = deque()
+        self._bytes = 0
+        self._followers: weakref.WeakSet[Follower] = weakref.WeakSet()
+        self._tickets = count(1)
+        self._asked: int | None = None
+        self._wanting: weakref.WeakSet[Follower] = weakref.WeakSet()
+        self._latest: weakref.ref[Snapshot] | None = None
+
+    @property
+    def is_on(self) -> bool:
+        return self.max_batches > 0
+
+    @property
+    def oldest(self) -> int:
+        """The number of the oldest batch that is still here; where there is none, of the next."""
+        return self.last - len(self._batches) + 1
+
+    def deliver(self, snapshots: Sequence[KvSnapshot], events: Sequence[CacheEvent]) -> None:
+        """One step: what was taken before it, then what it changed."""
+        if not self.is_on:
+            return
+        for taken in snapshots:
+            self._take(taken)
+        for portion in _portions(events):
+            self.last += 1
+            self._batches.append(Batch(self.last, portion, time.time_ns()))
+            self._bytes += _bytes_of(portion)
+            while len(self._batches) > self.max_batches or self._bytes > MAX_BUFFER_BYTES:
+                self._bytes -= _bytes_of(self._batches.popleft().events)
+        if events or snapshots:
+            for follower in list(self._followers):
+                follower.wake()
+
+    def follow(self, wake: Callable[[], None], *, start: int | None) -> Follower:
+        """From batch `start` on; None: a snapshot first. `wake` is called when there may be more to read."""
+        follower = Follower(self, wake, start)
+        self._followers.add(follower)
+        return follower
+
+    def batch(self, sequence: int) -> Batch | None:
+        index = sequence - self.oldest
+        return self._batches[index] if 0 <= index < len(self._batches) else None
+
+    def want(self, follower: Follower) -> None:
+        """`follower.take` gets a snapshot: one that another reads just now, else the next."""
+        latest = self._latest() if self._latest is not None else None
+        if latest is not None and latest.sequence + 1 >= self.oldest:
+            follower.take(latest)
+            return
+        self._wanting.add(follower)
+        if self._asked is None:
+            self._asked = next(self._tickets)
+            self._ask(self._asked)
+
+    def _take(self, taken: KvSnapshot) -> None:
+        if taken.ticket != self._asked:
+            return
+        self._asked = None
+        snapshot = Snapshot(self.last, time.time_ns(), taken.stored)
+        self._latest = weakref.ref(snapshot)
+        wanting, self._wanting = list(self._wanting), weakref.WeakSet()
+        for follower in wanting:
+            follower.take(snapshot)
+
+
+class Follower:
+    """One reader, at its own pace: it costs nothing but its place. Forgotten when nobody holds it any more."""
+
+    def __init__(self, log: EventLog, wake: Callable[[], None], start: int | None) -> None:
+        self._log = log
+        self.wake = wake
+        self._next = start or 0
+        self._parts: Iterator[SnapshotPart] | None = None
+        self._waits = False
+        if start is None:
+            self.restart()
+
+    def restart(self) -> None:
+        """Read a snapshot next, and what follows it."""
+        self._parts = None
+        if not self._waits:
+            self._waits = True
+            self._log.want(self)
+
+    def take(self, snapshot: Snapshot) -> None:
+        self._waits = False
+        self._parts = snapshot.parts()
+        self._next = snapshot.sequence + 1
+
+    def read(self) -> Batch | SnapshotPart | Behind | None:
+        """The next thing. None: nothing yet, `wake` will be called. Behind: it stays so until `restart`."""
+        if self._waits:
+            return None
+        if self._parts is not None:
+            part = next(self._parts, None)
+            if part is not None:
+                return part
+            self._parts = None
+        batch = self._log.batch(self._next)
+        if batch is not None:
+            self._next += 1
+            return batch
+        if self._next == self._log.last + 1:
+            return None
+        return Behind(self._next, self._log.oldest)
+
+
+def _portions(events: Sequence[CacheEvent]) -> Iterator[list[CacheEvent]]:
+    """The same in order, cut where it would be too much for one batch."""
+    portion: list[CacheEvent] = []
+    room = MAX_BATCH_COST
+    for event in events:
+        for piece in _pieces(event):
+            cost = _cost(piece)
+            if portion and cost > room:
+                yield portion
+                portion, room = [], MAX_BATCH_COST
+            portion.append(piece)
+            room -= cost
+    if portion:
+        yield portion
+
+
+def _pieces(event: CacheEvent) -> Iterator[CacheEvent]:
+    """An event about blocks that follow each other, cut where it would be too much for one batch."""
+    if isinstance(event, Updated | Cleared) or _cost(event) <= MAX_BATCH_COST:
+        yield event
+        return
+    keys = event.keys
+    blocks = len(keys) // KEY_BYTES
+    step = max(1, MAX_BATCH_COST * blocks // _cost(event))
+    for start in range(0, blocks, step):
+        stop = min(start + step, blocks)
+        own = keys[KEY_BYTES * start : KEY_BYTES * stop]
+        if isinstance(event, Removed):
+            yield Removed(own, event.tier)
+            continue
+        size = len(event.token_ids) // blocks
+        parent = keys[KEY_BYTES * (start - 1) : KEY_BYTES * start] if start else event.parent
+        yield Stored(parent, own, event.tier, event.token_ids[size * start : size * stop], event.begins and not start)
+
+
+def _cost(event: CacheEvent) -> int:
+    match event:
+        case Stored():
+            return KEY_COST * (len(event.keys) // KEY_BYTES) + len(event.token_ids)
+        case Removed():
+            return KEY_COST * (len(event.keys) // KEY_BYTES)
+    return KEY_COST
+
+
+def _bytes_of(events: Sequence[CacheEvent]) -> int:
+    total = EVENT_BYTES * len(events)
+    for event in events:
+        match event:
+            case Stored():
+                total += len(event.keys) + event.token_ids.nbytes
+            case Removed():
+                total += len(event.keys)
+    return total
