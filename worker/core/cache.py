@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from enginelink.block_keys import BlockKey, block_keys
 from worker.core.arrays import EMPTY, Int32s
 from worker.core.config import CacheConfig
-from worker.core.events import CacheEvent, Cleared
+from worker.core.events import KEY_BYTES, CacheEvent, Cleared, stand_ins
 from worker.core.journal import Journal
 from worker.core.pools import Pools
 from worker.core.retention import ChangedStretch, CommittedRetentionHandle, Retention, blocks_of
@@ -18,7 +19,10 @@ from worker.core.tree import RunTree
 
 
 class KvCache:
-    """Takes and gives pages, all or none; commits what is full; keeps, moves and drops what nobody holds."""
+    """Takes and gives pages, all or none; commits what is full; keeps, moves and drops what nobody holds.
+
+    `finds_by_key`: the tree knows blocks by their keys alone, as a checkpoint keeps them.
+    """
 
     def __init__(self, config: CacheConfig, journal: Journal) -> None:
         self.config = config
@@ -27,6 +31,7 @@ class KvCache:
         self.pools = Pools(config, self.tree, journal, self.stats)
         self.retention = Retention(self.tree)
         self._journal = journal
+        self.finds_by_key = False
         if config.tells_events:
             self.tree.events = []
 
@@ -107,6 +112,9 @@ class KvCache:
             return EMPTY
         hold = sequence.hold
         tokens = sequence.token_slice(first * block, full * block)
+        if self.finds_by_key:
+            keys = self._keys(hold, tokens)
+            tokens = stand_ins(keys, block)
         pages = sequence.pages.view[first:full]
         found = self.tree.descend(hold.run, hold.length, tokens)
         unused = EMPTY
@@ -116,12 +124,19 @@ class KvCache:
             start = first + found.blocks
             terms = sequence.terms(start, full, self.retention.births)
             self.retention.has_timed |= any(kept.duration_ms for _, kept in terms)
-            self.tree.append(hold, tokens[found.blocks * block :], pages[found.blocks :], terms)
+            rest = tokens[found.blocks * block :]
+            keys = keys[KEY_BYTES * found.blocks :] if self.finds_by_key else self._keys(hold, rest)
+            self.tree.append(hold, rest, keys, pages[found.blocks :], terms)
             if not sequence.extends:
                 sequence.extends = True
                 self._restored(self.retention.extended(hold, sequence.owner))
         sequence.committed = full
         return unused
+
+    def _keys(self, hold: Hold, tokens: Int32s) -> bytes:
+        """Of the blocks `tokens` behind `hold`."""
+        previous = BlockKey(hold.run.key_before(hold.length))
+        return b"".join(block_keys(previous, tokens.data.cast("B"), self.config.tokens_per_block))
 
     def _join(self, hold: Hold, found: Match, pages: Int32s) -> Int32s:
         """Move `hold` to what was found behind it; `pages` become those of the blocks found. Returns those unused."""
@@ -210,5 +225,11 @@ class KvCache:
         return before - self.tree.num_blocks
 
     def check(self) -> None:
-        """Every promise of the tree and of the tiers."""
+        """Every promise of the tree, and that each block has its key."""
         self.tree.check()
+        if self.finds_by_key:
+            return
+        for run in self.tree.runs():
+            if run.parent is not None:
+                keys = self._keys(Hold(run, 0), run.tokens.view)
+                assert keys == bytes(run.keys), "a key that is not its block's"

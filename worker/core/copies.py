@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -77,3 +78,12 @@ class Copies:
     def number(self) -> int:
         """Of the last one that began."""
         return self._number
+
+    def restore(self, number: int, running: Sequence[tuple[Copy, npt.NDArray[np.bool_]]]) -> None:
+        """Begin with these, each with which of its targets it still fills."""
+        self._number = number
+        for copy, current in running:
+            work = copy.work
+            self.running[work.number] = copy
+            self.num_loads += work.target is Tier.DEVICE
+            self._fills[work.target][work.targets[current]] = work.number

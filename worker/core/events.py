@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+
 from worker.core.arrays import Int32s
 from worker.core.tiers import Tier
 
@@ -51,3 +53,10 @@ class Cleared:
 
 
 CacheEvent: TypeAlias = Stored | Removed | Updated | Cleared
+
+
+def stand_ins(keys: bytes, tokens_per_block: int) -> Int32s:
+    """Tokens that stand for these blocks in a restored tree: alike only where the keys are."""
+    words = np.frombuffer(keys, np.int32).reshape(-1, 8)
+    repeats = -(-tokens_per_block // 8)
+    return np.ascontiguousarray(np.tile(words, (1, repeats))[:, :tokens_per_block]).reshape(-1)

@@ -32,3 +32,8 @@ class FreePages:
         assert self._size + len(pages) <= len(self._stack), "more pages given back than there are"
         self._stack[self._size : self._size + len(pages)] = pages[::-1]
         self._size += len(pages)
+
+    def restore(self, pages: Int32s) -> None:
+        """Exactly these are free, the last of them is taken first."""
+        self._stack[: len(pages)] = pages
+        self._size = len(pages)

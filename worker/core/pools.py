@@ -113,7 +113,7 @@ class Pools:
                     break
 
     def _ahead(self, tier: Tier) -> int:
-        return min(self._config.max_offload_pages_per_plan, self.sizes[tier] // AHEAD_SHARE)
+        return min(self._config.max_offload_pages_per_plan, -(-self.sizes[tier] // AHEAD_SHARE))
 
     # How blocks leave.
 

@@ -6,7 +6,9 @@ Each act adds what it decided to a rolling digest, which the ranks compare: page
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -76,6 +78,27 @@ class Replica:
         self._chunks: list[ChunkOf] = []
         self._copies: list[tuple[PageId, PageId]] = []
         self._copied_from: list[Hold] = []
+        self._handlers: dict[type[plans.Act], Callable[[Any], bool | None]] = {
+            plans.Abandon: self._abandon,
+            plans.Admit: self._admit,
+            plans.Arrived: self._arrive,
+            plans.Chunk: self._chunk,
+            plans.Clear: self._clear,
+            plans.Copied: self._copied,
+            plans.Gather: self._gather,
+            plans.Heard: self._hear,
+            plans.Load: self._load,
+            plans.Loaded: self._loaded,
+            plans.Off: self._switch_off,
+            plans.Pin: self._pin,
+            plans.Pull: self._pull,
+            plans.Refill: self._refill,
+            plans.Release: self._release,
+            plans.Return: self._return,
+            plans.Returned: self._returned,
+            plans.Sampled: self._append_sampled,
+            plans.Suspend: self._suspend,
+        }
 
     def apply(self, plan: Plan) -> StepWork:
         self.begin(plan.number, plan.time_ms)
@@ -97,53 +120,7 @@ class Replica:
 
     def act(self, act: plans.AnyAct) -> bool:
         """Carry out one act. False: it needs pages that are not to be had, and nothing changed."""
-        match act:
-            case plans.Chunk():
-                return self._chunk(act)
-            case plans.Sampled():
-                self._append_sampled(act)
-            case plans.Admit():
-                self._admit(act)
-            case plans.Load():
-                return self.cache.pools.load(self.sequences[RequestKey(act.key)].hold, act.count)
-            case plans.Loaded():
-                self._loaded(self.sequences[RequestKey(act.key)])
-            case plans.Refill():
-                self._refill(self.sequences[RequestKey(act.key)], act.token_ids)
-            case plans.Copied():
-                self.cache.pools.ended(act.number, act.good)
-                self._shorten()
-            case plans.Off():
-                self.cache.pools.switch_off(Tier(act.tier))
-                self._shorten()
-            case plans.Return():
-                self._return(self.sequences[RequestKey(act.key)])
-            case plans.Returned():
-                if self.conversations.returned(act.conversation, act.turn):
-                    self._demote_children(act.conversation)
-            case plans.Gather():
-                sequence = self.sequences[RequestKey(act.key)]
-                return self._take(sequence, act.count, "gather")
-            case plans.Pull():
-                self._pull(act)
-            case plans.Arrived():
-                self._arrive(act)
-            case plans.Pin():
-                self._pin(act)
-            case plans.Release():
-                self._release(act)
-            case plans.Suspend():
-                self._suspend(RequestKey(act.key))
-            case plans.Abandon():
-                if self.conversations.find(act.conversation) is not None:
-                    self.conversations.context_ended(act.conversation, self._number)
-                    self.conversations.leg_ended(act.conversation)
-            case plans.Heard():
-                if self.conversations.heard(act.conversation, act.news, act.reason, final=act.final):
-                    self._journal.note("heard", act.conversation, act.news, act.reason, act.final)
-            case plans.Clear():
-                self.cache.clear(act.scope, act.owners)
-        return True
+        return self._handlers[type(act)](act) is not False
 
     def finish(self) -> StepWork:
         """Close the plan: the batch of its chunks, and the digest of its decisions."""
@@ -230,10 +207,14 @@ class Replica:
             assert conversation is not None
             conversation.demoted = False
 
-    def _return(self, sequence: Sequence) -> None:
-        """A context request of a conversation gets its first chunk."""
+    def _return(self, act: plans.Return) -> None:
+        sequence = self.sequences[RequestKey(act.key)]
         sequence.returns = False
         self._demote_children(sequence.conversation)
+
+    def _returned(self, act: plans.Returned) -> None:
+        if self.conversations.returned(act.conversation, act.turn):
+            self._demote_children(act.conversation)
 
     def _demote_children(self, parent: str) -> None:
         priority = self.config.finished_subagent_priority
@@ -248,7 +229,11 @@ class Replica:
                 self.cache.demote(one.id, below, priority)
                 one.demoted = True
 
-    def _loaded(self, sequence: Sequence) -> None:
+    def _load(self, act: plans.Load) -> bool:
+        return self.cache.pools.load(self.sequences[RequestKey(act.key)].hold, act.count)
+
+    def _loaded(self, act: plans.Loaded) -> None:
+        sequence = self.sequences[RequestKey(act.key)]
         pages = self.cache.tree.path_pages(sequence.hold)
         assert not self.cache.num_cold(sequence.hold), "blocks that are not on the device are called loaded"
         assert self.cache.pools.is_ready(pages), "blocks that still arrive are called loaded"
@@ -256,6 +241,14 @@ class Replica:
         sequence.pages = Growing(np.concatenate([pages, own]))
         sequence.loading = False
         self._journal.note("loaded", sequence.key, len(pages))
+
+    def _copied(self, act: plans.Copied) -> None:
+        self.cache.pools.ended(act.number, act.good)
+        self._shorten()
+
+    def _switch_off(self, act: plans.Off) -> None:
+        self.cache.pools.switch_off(Tier(act.tier))
+        self._shorten()
 
     def _shorten(self) -> None:
         """Blocks were lost that some requests waited for: they go on from what is left of their paths."""
@@ -268,8 +261,9 @@ class Replica:
                 sequence.pages = Growing(np.concatenate([self.cache.tree.path_pages(sequence.hold), own]))
                 self._journal.note("lost", sequence.key, sequence.committed)
 
-    def _refill(self, sequence: Sequence, token_ids: bytes) -> None:
-        lost = plans.unpack(token_ids)
+    def _refill(self, act: plans.Refill) -> None:
+        sequence = self.sequences[RequestKey(act.key)]
+        lost = plans.unpack(act.token_ids)
         assert sequence.computed + len(lost) == sequence.base, "other tokens than those that were lost"
         sequence.tokens = Growing(np.concatenate([lost, sequence.tokens.view]))
         sequence.base = sequence.computed
@@ -308,6 +302,9 @@ class Replica:
         self._chunks.append(ChunkOf(sequence, start, sequence.computed, act.sample))
         return True
 
+    def _gather(self, act: plans.Gather) -> bool:
+        return self._take(self.sequences[RequestKey(act.key)], act.count, "gather")
+
     def _pull(self, act: plans.Pull) -> None:
         sequence = self.sequences[RequestKey(act.key)]
         assert not sequence.pages_needed(sequence.length, self.config.tokens_per_block), "a pull without its pages"
@@ -339,14 +336,29 @@ class Replica:
         self._work.pins.append(PinWork(sequence.key, pages, sequence.computed))
 
     def _release(self, act: plans.Release) -> None:
-        sequence = self._suspend(RequestKey(act.key))
+        sequence = self._let_go(RequestKey(act.key))
         if sequence.conversation:
             self._prefill_ended(sequence)
             self.conversations.leg_ended(sequence.conversation)
         if sequence.pinned:
             self._work.unpins.append(sequence.key)
 
-    def _suspend(self, key: RequestKey) -> Sequence:
+    def _suspend(self, act: plans.Suspend) -> None:
+        self._let_go(RequestKey(act.key))
+
+    def _abandon(self, act: plans.Abandon) -> None:
+        if self.conversations.find(act.conversation) is not None:
+            self.conversations.context_ended(act.conversation, self._number)
+            self.conversations.leg_ended(act.conversation)
+
+    def _hear(self, act: plans.Heard) -> None:
+        if self.conversations.heard(act.conversation, act.news, act.reason, final=act.final):
+            self._journal.note("heard", act.conversation, act.news, act.reason, act.final)
+
+    def _clear(self, act: plans.Clear) -> None:
+        self.cache.clear(act.scope, act.owners)
+
+    def _let_go(self, key: RequestKey) -> Sequence:
         """Its own pages are free, what it committed stays."""
         sequence = self.sequences.pop(key)
         self._journal.note("release", key, pages=sequence.pages.view[sequence.committed :])

@@ -41,9 +41,9 @@ LOOKAHEAD = 32
 class SchedulerConfig:
     """`max_batch_size`: requests that run at once; never more than `max_num_tokens`, so that each gets a token a step.
 
-    `handoff_timeout_ms`: how long a context leg's pages wait for the generation side. `max_util_for_resume`: a suspended
-    request is admitted again only while so much of the device's pages would be in use. `idle_step_ms`: how often an
-    idle worker makes an empty plan while a finished sub-agent is too young to be demoted.
+    `handoff_timeout_ms`: how long a context leg's pages wait for the generation side. `max_util_for_resume`: a
+    suspended request is admitted again only while so much of the device's pages would be in use. `idle_step_ms`: how
+    often an idle worker makes an empty plan while a finished sub-agent is too young to be demoted.
     """
 
     max_batch_size: int = 64
@@ -233,7 +233,7 @@ class Scheduler:
             if count and live.stage is Stage.PREFILL and self._replica.sequences[live.request.key].returns:
                 self._act(plans.Return(live.request.key))
         for live, count in shares:
-            if live.stage in (Stage.PREFILL, Stage.DECODING):
+            if count and self._may_step(live):
                 self._compute(live, count, now_ms)
         for live in sorted(self._live.values(), key=lambda one: one.age):
             if live.stage is Stage.LOADING:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from enginelink.block_keys import BlockKey, BlockScope, block_keys, scope_key
+from enginelink.block_keys import BlockScope, scope_key
 from worker.core.arrays import EMPTY, Growing, Int32s
 from worker.core.events import CacheEvent, Removed, Stored, Updated
 from worker.core.eviction import EvictionOrder
@@ -162,7 +162,7 @@ class RunTree:
     def hold(self, scope: bytes, match: Match) -> Hold:
         """Keep what `match` found in `scope`; it must be fresh."""
         hold = Hold(match.run or self._root(scope), match.length)
-        self._attach(hold)
+        self.attach(hold)
         return hold
 
     def release(self, hold: Hold) -> None:
@@ -193,12 +193,12 @@ class RunTree:
             self._recount(run)
             return
         moved = Hold(run, length)
-        self._attach(moved)
+        self.attach(moved)
         self.detach(hold)
         run.holds[run.holds.index(moved)] = hold
         hold.run, hold.length = run, length
 
-    def _attach(self, hold: Hold) -> None:
+    def attach(self, hold: Hold) -> None:
         """Count the hold in; stops at the first ancestor that was held before."""
         run = hold.run
         was_held = run.is_held
@@ -212,7 +212,9 @@ class RunTree:
 
     # Growing.
 
-    def append(self, hold: Hold, tokens: Int32s, pages: Int32s, terms: Sequence[tuple[int, Terms]]) -> None:
+    def append(
+        self, hold: Hold, tokens: Int32s, keys: bytes, pages: Int32s, terms: Sequence[tuple[int, Terms]]
+    ) -> None:
         """New blocks behind `hold`, all of them on the device, and move it to their end.
 
         In place at a childless end, else in a run of their own. `terms`: how many of the blocks are kept how.
@@ -222,7 +224,6 @@ class RunTree:
             run = self._split(run, hold.length)
         grows = run.parent is not None and not run.children
         previous = run.key_before(run.length)
-        keys = b"".join(block_keys(BlockKey(previous), tokens.data.cast("B"), self._block))
         if grows:
             first = run.length
             run.tokens.extend(tokens)
@@ -249,6 +250,25 @@ class RunTree:
         if self.events is not None:
             begins = not (run.start + first)
             self.events.append(Stored(previous, keys, Tier.DEVICE, tokens.copy(), begins))
+
+    def restore(self, runs: dict[int, Run], made: int, plan: int, released: int) -> None:
+        """Begin with these runs, whose members say how they hang together; `recount_all` ends it."""
+        self._runs.update(runs)
+        self._roots = {run.scope: run for run in runs.values() if run.parent is None}
+        self._made, self._plan, self._released = made, plan, released
+        for run in sorted(runs.values(), key=lambda run: -run.start - run.length):
+            self.num_blocks += run.length
+            run.first_tiers = [sum(child.first_tier is tier for child in run.children.values()) for tier in Tier]
+            for child in run.children.values():
+                _count(run.below, child.top, 1)
+            own = run.stretches.top() if run.parent is not None else -1
+            run.top = max(own, *run.below) if run.below else own
+            self._reindex(run, run.stretches.owners())
+
+    def recount_all(self) -> None:
+        """After `restore` and the holds that belong to it."""
+        for run in self._runs.values():
+            self._recount(run)
 
     def _split(self, run: Run, length: int) -> Run:
         """Cut `run` after `length` blocks; returns the upper part, which keeps number and parent."""
@@ -577,8 +597,7 @@ class RunTree:
         )
         assert run.first_tier >= warmest, "a block warmer than the one above it"
         assert run.top == max([run.stretches.top(), *tops]), "a wrong highest priority"
-        keys = block_keys(BlockKey(run.key_before(0)), run.tokens.view.data.cast("B"), self._block)
-        assert b"".join(keys) == bytes(run.keys), "a key that is not its block's"
+        assert len(run.keys) == 32 * run.length, "blocks without keys"
         stretches = list(run.stretches.of_length(run.length))
         assert all(start < stop for start, stop, _ in stretches), "an empty stretch"
         assert all(run.number in self._owned[terms.owner] for _, _, terms in stretches if terms.owner), "unlisted owner"

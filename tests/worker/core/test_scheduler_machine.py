@@ -9,17 +9,30 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from worker.core import checkpoint
 from worker.core.config import CacheConfig, ReusePolicy
 from worker.core.conversations import News, StopReason
 from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, Output, Started, TokenOut
 from worker.core.plan import decode, encode
 from worker.core.replica import PullWork, Replica
 from worker.core.scheduler import Scheduler, SchedulerConfig
-from worker.core.types import Batch, FinishReason, Phase, Request, RequestKey, Sampled, Sampling, Stopping
+from worker.core.tiers import CopyWork, Tier
+from worker.core.types import (
+    Batch,
+    FinishReason,
+    Phase,
+    Request,
+    RequestKey,
+    Retention,
+    Sampled,
+    Sampling,
+    Stopping,
+    TokenRange,
+)
 
 BLOCK = 2
 NUM_PAGES = 12
-TRUNKS = ([1, 2] * 13, [1, 2, 2, 1] * 6, [1, 2, 1, 2, 2, 2, 1, 1, 1, 1, 2, 2])
+TRUNKS = ([1, 2] * 12, [1, 2, 2, 1] * 6, [1, 2, 1, 2, 2, 2, 1, 1, 1, 1, 2, 2], [2, 1, 1] * 6)
 
 
 def next_token(context: tuple[int, ...]) -> int:
@@ -31,14 +44,59 @@ def next_token(context: tuple[int, ...]) -> int:
 def prompts(draw: st.DrawFn) -> list[int]:
     """Prompts that share beginnings of every length, as a family's do."""
     trunk = draw(st.sampled_from(TRUNKS))
-    return trunk[: draw(st.integers(1, 26))] + draw(st.lists(st.integers(1, 2), max_size=3))
+    return trunk[: draw(st.sampled_from([*range(1, 27), 8, 12, 16, 20, 26]))] + draw(
+        st.lists(st.integers(1, 2), max_size=3)
+    )
+
+
+@dataclass
+class Pending:
+    """A copy that a rank has not carried out. `captured`: what the device's pages held when it was asked for."""
+
+    work: CopyWork
+    captured: list[list[tuple[int, ...] | None]] | None
 
 
 @dataclass
 class Memory:
-    """A rank's pages: slot -> the whole context that its K and V were computed from."""
+    """A rank's pages: slot -> the whole context that its K and V were computed from; colder tiers by page."""
 
     slots: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    cold: dict[tuple[Tier, int], list[tuple[int, ...] | None] | None] = field(default_factory=dict)
+    pending: list[Pending] = field(default_factory=list)
+    ended: dict[int, int] = field(default_factory=dict)
+
+    def begin(self, copies: list[CopyWork]) -> None:
+        for work in copies:
+            captured = [self._page(page) for page in work.sources.tolist()] if work.source is Tier.DEVICE else None
+            self.pending.append(Pending(work, captured))
+
+    def _page(self, page: int) -> list[tuple[int, ...] | None]:
+        return [self.slots.get(page * BLOCK + at) for at in range(BLOCK)]
+
+    def carry_out(self, number: int, good: int) -> None:
+        """Copy `number` ends, with everything before it that shares a cold page; `good` pages arrive at most."""
+        chosen = next(one for one in self.pending if one.work.number == number)
+        for one in list(self.pending):
+            if one is not chosen and one.work.number < number and _share(one.work, chosen.work):
+                self.carry_out(one.work.number, 1000)
+        self.pending.remove(chosen)
+        work = chosen.work
+        arrived = 0
+        for at, (source, target) in enumerate(zip(work.sources.tolist(), work.targets.tolist(), strict=True)):
+            content = chosen.captured[at] if chosen.captured is not None else self.cold.get((work.source, source))
+            is_good = content is not None and at < good and arrived == at
+            arrived += is_good
+            if work.target is not Tier.DEVICE:
+                self.cold[work.target, target] = content if is_good else None
+            elif is_good and content is not None:
+                for offset, slot in enumerate(content):
+                    assert slot is not None, "a page was moved before it was full"
+                    self.slots[target * BLOCK + offset] = slot
+            elif not is_good:
+                for offset in range(BLOCK):
+                    self.slots.pop(target * BLOCK + offset, None)
+        self.ended[number] = arrived
 
     def forward(self, batch: Batch) -> dict[RequestKey, int]:
         """Writes each new token's slot from what the pages before it hold; returns what would be sampled."""
@@ -57,6 +115,15 @@ class Memory:
                 self.slots[int(batch.slots[at])] = (*before, int(batch.token_ids[at]))
             answers[stop - 1] = next_token(self.slots[int(batch.slots[stop - 1])])
         return {key: answers[int(at)] for key, at in zip(batch.sample_requests, batch.sample_rows, strict=True)}
+
+
+def _share(one: CopyWork, other: CopyWork) -> bool:
+    def pages(work: CopyWork) -> set[tuple[Tier, int]]:
+        both = [(work.source, page) for page in work.sources.tolist()]
+        both += [(work.target, page) for page in work.targets.tolist()]
+        return {page for page in both if page[0] is not Tier.DEVICE}
+
+    return bool(pages(one) & pages(other))
 
 
 @dataclass
@@ -83,8 +150,15 @@ class Engine(RuleBasedStateMachine):
         self.now_ms = 0
         self.keys = 0
 
-    @initialize(policy=st.sampled_from(ReusePolicy), reuse=st.sampled_from([True, True, False]), partial=st.booleans())
-    def configure(self, policy: ReusePolicy, reuse: bool, partial: bool) -> None:
+    @initialize(
+        policy=st.sampled_from(ReusePolicy),
+        reuse=st.sampled_from([True, True, True, False]),
+        partial=st.booleans(),
+        host=st.sampled_from([0, 1, 4, 8]),
+        disk=st.sampled_from([0, 0, 3, 10]),
+        rate=st.sampled_from([1, 3, 64]),
+    )
+    def configure(self, policy: ReusePolicy, reuse: bool, partial: bool, host: int, disk: int, rate: int) -> None:
         config = CacheConfig(
             num_pages=NUM_PAGES,
             tokens_per_block=BLOCK,
@@ -92,6 +166,13 @@ class Engine(RuleBasedStateMachine):
             enable_partial_reuse=partial,
             policy=policy,
             max_tracked_conversations=3,
+            num_host_pages=host,
+            num_disk_pages=disk,
+            finished_subagent_priority=1 if policy is ReusePolicy.PER_CONVERSATION else None,
+            finished_subagent_min_idle_iterations=2,
+            max_offload_pages_per_plan=rate,
+            max_onboard_pages_per_plan=rate,
+            tells_events=True,
         )
         self.replica = Replica(config)
         self.follower = Replica(config)
@@ -109,6 +190,9 @@ class Engine(RuleBasedStateMachine):
         salt=st.sampled_from([b"", b"s"]),
         bypass=st.booleans(),
         lineage=st.sampled_from([("", None), ("a", None), ("b", "a"), ("c", "b"), ("a", "c"), ("d", "z"), ("e", "a")]),
+        turn=st.sampled_from(["", "1", "2"]),
+        priority=st.sampled_from([None, None, 0, 29, 30, 80]),
+        duration_ms=st.sampled_from([0, 20]),
     )
     def submit(
         self,
@@ -119,6 +203,9 @@ class Engine(RuleBasedStateMachine):
         salt: bytes,
         bypass: bool,
         lineage: tuple[str, str | None],
+        turn: str,
+        priority: int | None,
+        duration_ms: int,
     ) -> None:
         self.keys += 1
         key = RequestKey(self.keys)
@@ -133,6 +220,8 @@ class Engine(RuleBasedStateMachine):
             bypass_prefix_cache=bypass,
             conversation=lineage[0],
             parent=lineage[1],
+            turn=turn,
+            retention=None if priority is None else Retention((TokenRange(0, None, priority, duration_ms),), priority),
             first_token=first,
         )
         self.requests[key] = request
@@ -186,15 +275,52 @@ class Engine(RuleBasedStateMachine):
     def hear_of(self, conversation: str, news: News, final: bool) -> None:
         self.scheduler.heard(conversation, news, StopReason.TOOL_CALL, final=final)
 
-    @rule()
-    def clear(self) -> None:
-        self.scheduler.clear()
+    @rule(which=st.sampled_from(["all", "scope", "owners"]), chance=st.integers(0, 7))
+    @precondition(lambda self: self.expected)
+    def clear(self, which: str, chance: int) -> None:
+        if chance:
+            return
+        self.scheduler.clear(b"s" if which == "scope" else None, ("a", "b") if which == "owners" else None)
 
-    @rule(later_ms=st.integers(0, 30), steps=st.integers(1, 8))
-    def steps(self, later_ms: int, steps: int) -> None:
+    @rule(conversation=st.sampled_from("abz"), turn=st.sampled_from(["", "1", "3"]))
+    def return_elsewhere(self, conversation: str, turn: str) -> None:
+        self.scheduler.returned(conversation, turn)
+
+    @rule(data=st.data(), rank=st.integers(0, 1), good=st.sampled_from([1000] * 9 + [0, 1]))
+    @precondition(lambda self: any(memory.pending for memory in self.memories))
+    def copy_ends(self, data: st.DataObject, rank: int, good: int) -> None:
+        memory = self.memories[rank]
+        if memory.pending:
+            memory.carry_out(data.draw(st.sampled_from([one.work.number for one in memory.pending])), good)
+            self.report_copies()
+
+    @rule(tier=st.sampled_from([Tier.HOST, Tier.DISK]), chance=st.integers(0, 30))
+    @precondition(lambda self: self.expected)
+    def tier_fails(self, tier: Tier, chance: int) -> None:
+        if chance == 0:
+            self.scheduler.tier_failed(tier)
+
+    def carry_out_copies(self) -> None:
+        for memory in self.memories:
+            while memory.pending:
+                memory.carry_out(memory.pending[0].work.number, 1000)
+        self.report_copies()
+
+    @rule()
+    def replace_the_follower_by_its_checkpoint(self) -> None:
+        self.follower = checkpoint.load(self.follower.config, checkpoint.save(self.follower))
+
+    def report_copies(self) -> None:
+        for number in sorted(self.memories[0].ended.keys() & self.memories[1].ended.keys()):
+            self.scheduler.copied(number, min(memory.ended.pop(number) for memory in self.memories))
+
+    @rule(later_ms=st.integers(0, 30), steps=st.integers(1, 12), copies=st.booleans())
+    def steps(self, later_ms: int, steps: int, copies: bool) -> None:
         self.now_ms += later_ms
         for _ in range(steps):
             self.step()
+            if copies:
+                self.carry_out_copies()
 
     def step(self) -> bool:
         made = self.scheduler.plan(self.now_ms)
@@ -204,6 +330,8 @@ class Engine(RuleBasedStateMachine):
         follower_work = self.follower.apply(decode(encode(plan)))
         assert self.replica.digest == self.follower.digest
         assert self.replica.decisions == self.follower.decisions
+        for memory in self.memories:
+            memory.begin(work.copies)
         for pull in work.pulls:
             self.pulls[pull.request] = pull
         for key in work.unpins:
@@ -271,6 +399,7 @@ class Engine(RuleBasedStateMachine):
                 del self.pulls[key]
                 self.scheduler.pull_failed(key, "the test is over")
             self.now_ms += 10
+            self.carry_out_copies()
             if not self.step() and not self.expected:
                 break
             self.replica.check()
@@ -278,6 +407,7 @@ class Engine(RuleBasedStateMachine):
         assert not left, "a request that never ends"
         assert self.scheduler.load.running == self.scheduler.load.queued == 0
         assert self.replica.cache.num_available == NUM_PAGES
+        assert not self.replica.cache.pools.copies.running
         assert not any(known.legs for known in self.replica.conversations), "a conversation with requests that are over"
 
 
