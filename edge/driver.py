@@ -39,6 +39,7 @@ from edge.core.life_events import (
     Tokens,
 )
 from edge.core.lifecycle import Deadlines, RequestLife
+from edge.core.prompt_keys import Prompt
 from edge.core.routing import Placement, Router
 from edge.core.types import FinishReason, Receipt, TokenLogprob, Turn, Usage, WorkerId
 from edge.legs import Connection, LegOrder
@@ -189,7 +190,9 @@ class Running:
                 generation, why = router.generation_for(lineage.family, avoid=effect.avoid)
                 placement = Placement(None, generation, (why,))
             else:
-                placement = router.place(lineage, self._turn.prompt_tokens, avoid=effect.avoid)
+                turn = self._turn
+                prompt = Prompt(turn.token_ids, turn.cache_salt.hex().encode())
+                placement = router.place(lineage, turn.prompt_tokens, prompt=prompt, avoid=effect.avoid)
                 self.receipt.context_worker = placement.context or placement.generation
         except EdgeError as error:
             self.feed(NotPlaced(error))

@@ -35,6 +35,10 @@ class Outbox:
     def update(self, update: link_pb2.ConversationUpdate) -> None:
         self._last().updates.append(update)
 
+    def subscribe(self, subscribe: link_pb2.KvSubscribe) -> None:
+        """A later one takes the place of one that was not sent yet."""
+        self._last().kv_subscribe.CopyFrom(subscribe)
+
     async def take(self) -> link_pb2.EdgeMessage:
         """The oldest message, once there is one."""
         while not self._messages:

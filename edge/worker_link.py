@@ -12,8 +12,10 @@ import structlog
 from edge.channels import CHANNEL_OPTIONS, CONNECT_DEADLINE_S, Pauses
 from edge.core.errors import Code, EdgeError
 from edge.core.fleet import Fleet
+from edge.core.kv_index import Resume
 from edge.core.life_events import Phase
 from edge.core.types import ConversationKey, FinishReason, WorkerId
+from edge.kv_following import NotKv, batch_from_link
 from edge.legs import LegListener, LegOrder
 from edge.outbox import Outbox
 from edge.signing import EnvelopeSigner
@@ -109,7 +111,10 @@ class WorkerLink:
         writer = asyncio.create_task(self._write(stream))
         try:
             while isinstance(message := await stream.read(), link_pb2.WorkerMessage):
-                self._step(message.step)
+                if message.HasField("kv_events"):
+                    self._kv_events(message.kv_events)
+                else:
+                    self._step(message.step)
         finally:
             writer.cancel()
             # A stream that broke fails the writer too; the reader has told it already.
@@ -120,9 +125,25 @@ class WorkerLink:
     def _welcome(self, welcome: link_pb2.Welcome) -> None:
         self._instance_id = welcome.server.instance_id
         self._outbox, self._up = Outbox(), True
-        self._fleet.joined(self.worker_id, self._instance_id, welcome.model.max_context_length)
+        block = welcome.server.capacity.kv_block_size
+        self._fleet.joined(self.worker_id, self._instance_id, welcome.model.max_context_length, block)
         self._report(welcome.load)
+        self._subscribe(self._fleet.kv.connected(self.worker_id, self._instance_id))
         log.info("a worker is linked", worker=self.worker_id, instance=self._instance_id)
+
+    def _subscribe(self, resume: Resume) -> None:
+        self._outbox.subscribe(
+            link_pb2.KvSubscribe(epoch=resume.epoch, after_sequence=resume.sequence, snapshot=resume.snapshot)
+        )
+
+    def _kv_events(self, events: link_pb2.KvEvents) -> None:
+        try:
+            is_whole = self._fleet.kv.feed(self.worker_id, batch_from_link(events))
+        except NotKv as fault:
+            raise _Broken(f"the worker sent {fault}") from fault
+        if not is_whole:
+            log.info("KV events are missing, a snapshot is asked for", worker=self.worker_id)
+            self._subscribe(Resume(events.epoch, events.sequence, snapshot=True))
 
     async def _write(self, stream: Any) -> None:
         while True:

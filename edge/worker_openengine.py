@@ -13,6 +13,7 @@ from edge.core.errors import Code, EdgeError
 from edge.core.fleet import Fleet
 from edge.core.life_events import Phase
 from edge.core.types import ConversationKey, FinishReason, WorkerId
+from edge.kv_following import NotKv, OpenEngineBatches
 from edge.legs import LegListener, LegOrder
 from edge.openengine_wire import first_token_of, generate_request
 from edge.signing import EnvelopeSigner
@@ -20,6 +21,7 @@ from edge.wire import error_from, logprob_from, reason_from
 from openengine.v1 import generation_pb2, kv_pb2, lifecycle_pb2, model_pb2, server_pb2, service_pb2_grpc
 
 POLL_EVERY_S = 1.0
+INSTANCE_METADATA = "kinroute-instance-id"
 REVISION = 1
 SERVING = (lifecycle_pb2.HEALTH_STATE_READY, lifecycle_pb2.HEALTH_STATE_DEGRADED)
 NOT_ACCEPTED = {
@@ -28,11 +30,21 @@ NOT_ACCEPTED = {
     grpc.StatusCode.NOT_FOUND: Code.MODEL_NOT_FOUND,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Code.OVERLOADED,
 }
+UNFOLLOWED = {
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+    grpc.StatusCode.INVALID_ARGUMENT,
+}
 log = structlog.get_logger()
 
 
 class _NotUsable(Exception):
     """Raised when an engine answers, but cannot be given requests."""
+
+
+class _NotFollowed(Exception):
+    """Raised when an engine's KV events are of no use: it goes on without."""
 
 
 class OpenEngineWorker:
@@ -59,6 +71,7 @@ class OpenEngineWorker:
             self._tasks = tasks
             self._inference = service_pb2_grpc.InferenceStub(channel)
             self._control = service_pb2_grpc.ControlStub(channel)
+            tasks.create_task(self._follow_kv(self._control))
             pauses = Pauses()
             told = ""
             while True:
@@ -94,9 +107,53 @@ class OpenEngineWorker:
                 request = model_pb2.GetModelInfoRequest(model=self._model)
                 model: model_pb2.ModelInfo = await control.GetModelInfo(request)
                 self._instance_id = info.instance_id
-                self._fleet.joined(self.worker_id, info.instance_id, model.max_context_length)
+                block = info.capacity.kv_block_size
+                self._fleet.joined(self.worker_id, info.instance_id, model.max_context_length, block)
             requests = await self._requests(control)
         self._fleet.reported(self.worker_id, requests, draining=False)
+
+    async def _follow_kv(self, control: service_pb2_grpc.ControlStub) -> None:
+        """Again and again while the engine is there; of a start of it whose events are of no use, not again."""
+        pauses = Pauses()
+        unfollowed = ""
+        while True:
+            if self._instance_id and self._instance_id != unfollowed and self._fleet.workers[self.worker_id].ready:
+                instance_id = self._instance_id
+                try:
+                    await self._kv_events(control, instance_id)
+                    pauses.reset()
+                except grpc.aio.AioRpcError as error:
+                    if error.code() in UNFOLLOWED:
+                        unfollowed = instance_id
+                        log.info("a worker's KV events are not to be had", worker=self.worker_id, why=error.details())
+                except (_NotFollowed, NotKv) as fault:
+                    unfollowed = instance_id
+                    log.info("a worker's KV events are of no use", worker=self.worker_id, why=str(fault))
+                self._fleet.kv.lost(self.worker_id)
+            await asyncio.sleep(pauses.next_s())
+
+    async def _kv_events(self, control: service_pb2_grpc.ControlStub, instance_id: str) -> None:
+        """One subscription, to its end: one that missed something is ended, and the next begins with a snapshot."""
+        stream = control.SubscribeKvEvents(kv_pb2.SubscribeKvEventsRequest(include_snapshot=True))
+        try:
+            metadata = await stream.initial_metadata()
+            epoch = next((value for key, value in metadata if key == INSTANCE_METADATA), None)
+            if epoch is None:
+                # A refusal has no metadata either, and says why.
+                await stream.read()
+                raise _NotFollowed("it does not say which start of it numbers them")
+            if epoch != instance_id:
+                return
+            batches = OpenEngineBatches(epoch)
+            self._fleet.kv.connected(self.worker_id, epoch)
+            async for response in stream:
+                if response.HasField("error"):
+                    log.info("KV events are missing", worker=self.worker_id, why=response.error.message)
+                    return
+                if not self._fleet.kv.feed(self.worker_id, batches.read(response.batch)):
+                    return
+        finally:
+            stream.cancel()
 
     async def _requests(self, control: service_pb2_grpc.ControlStub) -> int:
         """How many it runs and queues. Of an engine that does not say, none but our own are known."""

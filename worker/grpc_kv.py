@@ -2,8 +2,8 @@
 
 Numbers are of data-parallel rank 0, the only one, and rise by one. A snapshot comes first where it is asked for:
 batches of `block_stored` that all carry the number after which they hold, at least one; the live batches that follow
-it begin with the next number. Without a snapshot, `start_sequence_number` is the first batch wanted, and 0 means from now on.
-A number that is not to be had, and a subscriber that is too slow, is one terminal EngineError.
+it begin with the next number. Without a snapshot, `start_sequence_number` is the first batch wanted, and 0 means from
+now on. A number that is not to be had, and a subscriber that is too slow, is one terminal EngineError.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from edge.core.kv_index import KvIndex
 from edge.core.types import WorkerId
 
 
@@ -19,7 +20,8 @@ class Role(enum.Flag):
 class Worker:
     """`role`: what the configuration uses it for. `in_flight`: this edge's own legs there.
 
-    `others`: requests that it runs or queues for other edges, as of its last report. `capacity_tokens`: its pages.
+    `others`: requests that it runs or queues for other edges, as of its last report. `tokens_per_block`: of its cache;
+    0 where that is not known.
     """
 
     worker_id: WorkerId
@@ -28,6 +30,7 @@ class Worker:
     draining: bool = False
     instance_id: str = ""
     max_context_length: int = 0
+    tokens_per_block: int = 0
     in_flight: int = 0
     others: int = 0
 
@@ -37,7 +40,10 @@ class Worker:
 
 
 class Fleet:
-    """The workers of the configuration, by address. Fed by links; read by the router."""
+    """The workers of the configuration, by address. Fed by links; read by the router.
+
+    `kv`: what their caches hold. A worker that is lost is down there too; its link says when it can be followed.
+    """
 
     def __init__(self, context: Iterable[str], generation: Iterable[str]) -> None:
         self.workers: dict[WorkerId, Worker] = {}
@@ -46,22 +52,25 @@ class Fleet:
                 worker_id = WorkerId(address)
                 worker = self.workers.setdefault(worker_id, Worker(worker_id, role))
                 worker.role |= role
+        self.kv = KvIndex(len(self.workers))
         # By address, so that every replica sees them in one order.
         ordered = sorted(self.workers.values(), key=lambda worker: worker.worker_id)
         self._serving = {
             role: [worker for worker in ordered if role in worker.role] for role in (Role.CONTEXT, Role.GENERATION)
         }
 
-    def joined(self, worker_id: WorkerId, instance_id: str, max_context_length: int) -> None:
+    def joined(self, worker_id: WorkerId, instance_id: str, max_context_length: int, tokens_per_block: int = 0) -> None:
         """The worker said welcome: it is ready for requests."""
         worker = self.workers[worker_id]
         worker.ready, worker.draining = True, False
         worker.instance_id, worker.max_context_length = instance_id, max_context_length
+        worker.tokens_per_block = tokens_per_block
         worker.others = 0
 
     def lost(self, worker_id: WorkerId) -> None:
         worker = self.workers[worker_id]
         worker.ready, worker.others = False, 0
+        self.kv.lost(worker_id)
 
     def reported(self, worker_id: WorkerId, requests: int, *, draining: bool) -> None:
         """`requests`: all that the worker runs and queues, ours included."""

@@ -3,7 +3,9 @@
 Families go to workers by rendezvous hashing (Thaler and Ravishankar, 1998), so replicas agree without talking and a
 worker that comes or goes moves only its own families. Load is bounded (after Mirrokni, Thorup and Zadimoghaddam, 2018):
 a worker above `load_bound` times the mean passes a family on, within the first `spill_depth` workers of its order.
-`kv_cache_aware` prefers, among those that are not above it, the one that was sent most of the conversation.
+Among those that are not above it, the one whose cache holds clearly more of the prompt comes before the favourite; with
+`kv_cache_aware` any more is enough. Caches are known by their events, which all replicas get; of a worker that sends
+none, `kv_cache_aware` and the limit of local prefills go by what this edge has sent it.
 """
 
 from __future__ import annotations
@@ -12,13 +14,16 @@ import hashlib
 import itertools
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from edge.core.errors import Code, EdgeError
 from edge.core.fleet import Fleet, Role, Worker
 from edge.core.prefix_index import PrefixIndex
+from edge.core.prompt_keys import Prompt, PromptKeys
+from edge.core.resident import Prints
 from edge.core.types import FamilyKey, Lineage, WorkerId
+from enginelink.block_keys import TOKEN_BYTES
 
 RouterType = Literal["conversation", "kv_cache_aware", "load_balancing", "round_robin"]
 RETRY_AFTER_S = 1.0
@@ -28,13 +33,14 @@ RETRY_AFTER_S = 1.0
 class RouterConfig:
     """`min_bound`: a worker with fewer requests is never above its bound, however idle the others are.
     `max_local_prefill_tokens`: a prompt with at most this many tokens that are not known to be cached goes to the
-    generation worker alone; 0 is never."""
+    generation worker alone; 0 is never. `clear_gain_tokens`: so much more of a prompt is clearly more."""
 
     type: RouterType = "conversation"
     spill_depth: int = 4
     load_bound: float = 1.25
     min_bound: int = 1
     max_local_prefill_tokens: int = 0
+    clear_gain_tokens: int = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +52,15 @@ class Placement:
     reasons: tuple[str, ...]
 
 
+@dataclass(slots=True)
+class _Asked:
+    """A turn to be placed. Its blocks' fingerprints are computed when they are first needed."""
+
+    lineage: Lineage
+    prompt: Prompt | None
+    prints: dict[int, Prints] = field(default_factory=dict)
+
+
 class Router:
     """Places turns on the ready workers of `fleet`."""
 
@@ -54,20 +69,30 @@ class Router:
         self._fleet = fleet
         self._turns = {role: itertools.count() for role in (Role.CONTEXT, Role.GENERATION)}
         self._prefixes = PrefixIndex()
+        self._keys = PromptKeys()
 
-    def place(self, lineage: Lineage, prompt_tokens: int, *, avoid: Collection[WorkerId] = ()) -> Placement:
-        """`avoid`: workers that failed this turn; they are used only where there is no other.
+    def place(
+        self,
+        lineage: Lineage,
+        prompt_tokens: int,
+        *,
+        prompt: Prompt | None = None,
+        avoid: Collection[WorkerId] = (),
+    ) -> Placement:
+        """`prompt`: without it, caches are not looked into. `avoid`: workers that failed this turn; they are used only
+        where there is no other.
 
         Raises EdgeError OVERLOADED where a phase has no ready worker.
         """
-        generation, why_generation = self._choose(Role.GENERATION, lineage.family, avoid, lineage)
-        local = self._local_prefill(lineage, prompt_tokens, generation)
+        asked = _Asked(lineage, prompt)
+        generation, why_generation = self._choose(Role.GENERATION, lineage.family, avoid, asked)
+        local = self._local_prefill(asked, prompt_tokens, generation)
         if local is not None:
             return Placement(None, generation.worker_id, (why_generation, local))
         if Role.CONTEXT in generation.role:
             self._prefixes.note(lineage.conversation, generation, prompt_tokens)
             return Placement(None, generation.worker_id, (why_generation, "one worker for both phases"))
-        context, why_context = self._choose(Role.CONTEXT, lineage.family, avoid, lineage)
+        context, why_context = self._choose(Role.CONTEXT, lineage.family, avoid, asked)
         self._prefixes.note(lineage.conversation, context, prompt_tokens)
         return Placement(context.worker_id, generation.worker_id, (why_context, why_generation))
 
@@ -80,15 +105,19 @@ class Router:
         """The generation worker has the first `tokens` tokens of this conversation now."""
         self._prefixes.note(lineage.conversation, self._fleet.workers[generation], tokens)
 
-    def _local_prefill(self, lineage: Lineage, prompt_tokens: int, generation: Worker) -> str | None:
+    def _local_prefill(self, asked: _Asked, prompt_tokens: int, generation: Worker) -> str | None:
         limit = self._config.max_local_prefill_tokens
         if limit == 0:
             return None
-        rest = max(0, prompt_tokens - self._prefixes.tokens(lineage.conversation, generation))
+        cached = 0
+        if prompt_tokens > limit:
+            held = self._held(asked, generation)
+            cached = self._prefixes.tokens(asked.lineage.conversation, generation) if held is None else held
+        rest = max(0, prompt_tokens - cached)
         return f"prefill of {rest} tokens is short: generation worker alone" if rest <= limit else None
 
     def _choose(
-        self, role: Role, family: FamilyKey, avoid: Collection[WorkerId], lineage: Lineage | None = None
+        self, role: Role, family: FamilyKey, avoid: Collection[WorkerId], asked: _Asked | None = None
     ) -> tuple[Worker, str]:
         phase = "context" if role is Role.CONTEXT else "generation"
         usable = self._fleet.usable(role)
@@ -103,34 +132,68 @@ class Router:
             case "load_balancing":
                 worker = min(candidates, key=lambda one: (one.load, one.worker_id))
                 return worker, f"{phase} {worker.worker_id}: least load ({worker.load})"
-            case "kv_cache_aware" if lineage is not None:
-                return self._by_prefix(phase, lineage, candidates)
             case "conversation" | "kv_cache_aware":
-                return self._by_family(phase, family, candidates)
+                return self._by_family(phase, family, candidates, asked)
 
-    def _by_family(self, phase: str, family: FamilyKey, candidates: Sequence[Worker]) -> tuple[Worker, str]:
+    def _by_family(
+        self, phase: str, family: FamilyKey, candidates: Sequence[Worker], asked: _Asked | None
+    ) -> tuple[Worker, str]:
         order, bound = self._order(family, candidates)
-        for rank, worker in enumerate(order):
-            if worker.load < bound:
-                passed = f", {rank} above the bound of {bound}" if rank else ""
-                return worker, f"{phase} {worker.worker_id}: choice {rank + 1} of the family{passed}"
-        worker = min(order, key=lambda one: one.load)
-        return worker, f"{phase} {worker.worker_id}: least load of the family's first {len(order)}, all above {bound}"
+        within = [worker for worker in order if worker.load < bound]
+        if not within:
+            worker = min(order, key=lambda one: one.load)
+            why = f"least load of the family's first {len(order)}, all above {bound}"
+            return worker, f"{phase} {worker.worker_id}: {why}"
+        if asked is not None and len(order) > 1:
+            found = self._by_cache(asked, within)
+            if found is not None:
+                worker, why = found
+                return worker, f"{phase} {worker.worker_id}: {why}, choice {order.index(worker) + 1}"
+        worker = within[0]
+        rank = order.index(worker)
+        passed = f", {rank} above the bound of {bound}" if rank else ""
+        return worker, f"{phase} {worker.worker_id}: choice {rank + 1} of the family{passed}"
 
-    def _by_prefix(self, phase: str, lineage: Lineage, candidates: Sequence[Worker]) -> tuple[Worker, str]:
-        order, bound = self._order(lineage.family, candidates)
-        worker = max(
-            (one for one in order if one.load < bound), key=lambda one: self._known(lineage, one), default=None
-        )
-        known = 0 if worker is None else self._known(lineage, worker)
-        if worker is None or known == 0:
-            return self._by_family(phase, lineage.family, candidates)
-        return worker, f"{phase} {worker.worker_id}: was sent {known} tokens of it, choice {order.index(worker) + 1}"
+    def _by_cache(self, asked: _Asked, within: Sequence[Worker]) -> tuple[Worker, str] | None:
+        """Who holds most of the prompt, and that; None where that is not reason enough to leave the first."""
+        if self._config.type == "conversation":
+            return self._clearly_more(asked, within)
+        known = [(worker, *self._known(asked, worker)) for worker in within]
+        worker, tokens, how = max(known, key=lambda one: one[1])
+        return (worker, f"{how} {tokens} tokens of it") if tokens else None
 
-    def _known(self, lineage: Lineage, worker: Worker) -> int:
-        """Tokens of the conversation that the worker was sent; of its parent where it was sent none of its own."""
+    def _clearly_more(self, asked: _Asked, within: Sequence[Worker]) -> tuple[Worker, str] | None:
+        gain = self._config.clear_gain_tokens
+        if asked.prompt is None or len(within) == 1 or len(asked.prompt.token_ids) < TOKEN_BYTES * gain:
+            return None
+        favourite = self._held(asked, within[0])
+        if favourite is None:
+            return None
+        held = [(worker, self._held(asked, worker) or 0) for worker in within]
+        worker, tokens = max(held, key=lambda one: one[1])
+        return (worker, f"holds {tokens} tokens of it") if tokens >= favourite + gain else None
+
+    def _known(self, asked: _Asked, worker: Worker) -> tuple[int, str]:
+        """Tokens of the prompt that the worker holds; where that is not known, of the conversation that it was sent, or
+        of its parent where it was sent none of its own. And which of these it is."""
+        held = self._held(asked, worker)
+        if held is not None:
+            return held, "holds"
+        lineage = asked.lineage
         own = self._prefixes.tokens(lineage.conversation, worker)
-        return own if own or lineage.parent is None else self._prefixes.tokens(lineage.parent, worker)
+        sent = own if own or lineage.parent is None else self._prefixes.tokens(lineage.parent, worker)
+        return sent, "was sent"
+
+    def _held(self, asked: _Asked, worker: Worker) -> int | None:
+        """Tokens of the prompt that are in the worker's cache; None where that is not known."""
+        block = worker.tokens_per_block
+        if asked.prompt is None or not block or not self._fleet.kv.is_known(worker.worker_id):
+            return None
+        prints = asked.prints.get(block)
+        if prints is None:
+            prints = asked.prints[block] = self._keys.prints(asked.lineage, asked.prompt, block)
+        blocks = self._fleet.kv.known_blocks(worker.worker_id, prints)
+        return None if blocks is None else blocks * block
 
     def _order(self, family: FamilyKey, candidates: Sequence[Worker]) -> tuple[list[Worker], int]:
         """Where the family may go, its favourite first, and the load from which on a worker passes it on."""
