@@ -1,0 +1,125 @@
+"""CPU per admitted request at long prompts: the turn after 43 others, of 142,000 tokens and 2,000 new ones.
+
+Conversations are built side by side and then measured one after the other, so that none of their memory is in a near
+cache. `straight`: nothing but the conversation's own turns, so its path is one run. `forked`: behind each turn a
+sub-agent's prompt of 20 blocks leaves the path, so it has as many runs as turns.
+
+The pool is full: pages come from evictions, but for every other request, for which room was made before; the difference
+of the two is what evicting costs.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from bench.block_manager import byte_keys, pickled_keys
+from bench.kv.laps import Figures, Int32s, Laps, Turn, medians_us, spread_us, us
+from bench.kv.per_block import PerBlock
+from bench.kv.run_tree import RunTree
+
+VOCABULARY = 150_000
+SHAPES = ("straight", "forked")
+RUN_TREE = "run tree"
+PICKLED = "per block, keys as vLLM's"
+BYTES = "per block, keys of bytes"
+PARTS = ("match", "reserve", "commit", "release", "plan", "onboard", "evict")
+
+
+@dataclass(frozen=True, slots=True)
+class TurnsSize:
+    """`side_by_side` conversations are built and measured `rounds` times, and once before to warm up."""
+
+    warm_tokens: int = 142_000
+    turns: int = 43
+    new_tokens: int = 2_000
+    tokens_per_block: int = 32
+    side_tokens: int = 640
+    side_by_side: int = 12
+    rounds: int = 6
+
+    @property
+    def blocks(self) -> int:
+        """Of all conversations that are alive at once, and as much again."""
+        tokens = self.warm_tokens + self.new_tokens + self.turns * self.side_tokens
+        return 2 * self.side_by_side * tokens // self.tokens_per_block
+
+
+class Manager(Protocol):
+    def serve(self, turn: Turn, laps: Laps) -> int: ...
+
+    def make_room(self, tokens: int) -> None: ...
+
+
+def measure(size: TurnsSize) -> list[dict[str, Any]]:
+    """A row per shape and manager, all parts in µs; `ratio`: this manager's median to the run tree's."""
+    rows: list[dict[str, Any]] = []
+    for shape in SHAPES:
+        ours = 0.0
+        for name, manager in managers(size.blocks, size.tokens_per_block):
+            figures = _measured(manager, size, forked=shape == "forked")
+            ours = ours or figures["median"]
+            rows.append({"shape": shape, "manager": name, **figures, "ratio": round(figures["median"] / ours, 2)})
+    return rows
+
+
+def managers(num_pages: int, tokens_per_block: int) -> Iterator[tuple[str, Manager]]:
+    """Each by its name, made when it is asked for. Host and disk have a quarter of the device's pages each, and those
+    without tiers have as many pages as all three."""
+    cold = num_pages // 4
+    yield RUN_TREE, RunTree(num_pages, tokens_per_block, num_host_pages=cold, num_disk_pages=cold)
+    yield PICKLED, PerBlock(num_pages + 2 * cold, tokens_per_block, pickled_keys)
+    yield BYTES, PerBlock(num_pages + 2 * cold, tokens_per_block, byte_keys)
+
+
+def _measured(manager: Manager, size: TurnsSize, *, forked: bool) -> Figures:
+    """Parts of requests that found room, `evict` what the others cost beyond; the totals are of those."""
+    full: list[Laps] = []
+    roomy: list[Laps] = []
+    for number in range(size.rounds + 1):
+        for index, turn in enumerate(_built(manager, size, number, forked=forked)):
+            has_room = index % 2 == 1
+            if has_room:
+                manager.make_room(2 * size.new_tokens)
+            laps = Laps()
+            cached = manager.serve(turn, laps)
+            assert cached > size.warm_tokens - 2 * size.tokens_per_block, "the conversation was not warm"
+            if number:
+                (roomy if has_room else full).append(laps)
+    parts = medians_us(roomy)
+    evict = statistics.median(one.total_ns for one in full) - statistics.median(one.total_ns for one in roomy)
+    return {**parts, "evict": us(evict), **spread_us(full)}
+
+
+def _built(manager: Manager, size: TurnsSize, number: int, *, forked: bool) -> list[Turn]:
+    """Warm conversations' next turns."""
+    draws = np.random.default_rng(number)
+    turns: list[Turn] = []
+    for index in range(size.side_by_side):
+        name = f"{number}/{index}"
+        warm = np.empty(0, np.int32)
+        for turn in _turns(draws, size, name, forked=forked):
+            manager.serve(turn, Laps())
+            if turn.conversation == name:
+                warm = turn.prompt
+        turns.append(Turn(np.concatenate([warm, random_tokens(draws, size.new_tokens)]), name))
+    return turns
+
+
+def _turns(draws: np.random.Generator, size: TurnsSize, name: str, *, forked: bool) -> Iterator[Turn]:
+    prompt = np.empty(0, np.int32)
+    for number in range(size.turns):
+        grown = size.warm_tokens * (number + 1) // size.turns - len(prompt)
+        prompt = np.concatenate([prompt, random_tokens(draws, grown)])
+        yield Turn(prompt, name)
+        if forked:
+            asked = np.concatenate([prompt, random_tokens(draws, size.side_tokens)])
+            yield Turn(asked, f"{name}/{number}", name)
+
+
+def random_tokens(draws: np.random.Generator, count: int) -> Int32s:
+    return draws.integers(0, VOCABULARY, count, dtype=np.int32)
