@@ -13,6 +13,7 @@ from worker.control import Facts, Pulled, Setup
 from worker.core.config import CacheConfig, ReusePolicy
 from worker.core.handoff import KvShape
 from worker.core.replica import Replica
+from worker.core.tiers import CopyEnded
 from worker.engine import Engine
 from worker.loading import (
     choose_device,
@@ -76,6 +77,7 @@ class Loaded:
         self,
         setup: Setup,
         on_pulled: Callable[[Pulled], None],
+        on_copied: Callable[[CopyEnded], None],
         on_released: Callable[[str], None] | None = None,
     ) -> Assembly:
         """Pages, transfer and a first forward. Every rank must call it with the same `setup`.

@@ -36,6 +36,7 @@ class Kind(enum.IntEnum):
     CHECKED = 20
     EXPLAINED = 21
     FAILED = 22
+    COPIED = 23
 
 
 class ChannelError(Exception):

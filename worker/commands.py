@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from worker.copy_board import CopyResult
 from worker.core.conversations import News, StopReason
 from worker.core.events import Stored
 from worker.core.outputs import Output
@@ -32,6 +33,13 @@ class Pulled:
 
     key: RequestKey
     why: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """Every rank is done with a copy between tiers."""
+
+    result: CopyResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,5 +120,7 @@ class Rejected:
     refused: Refused
 
 
-Command: TypeAlias = Submit | Cancel | Pulled | Released | Heard | Check | ClearCache | Inspect | TakeKvSnapshot | Stop
+Command: TypeAlias = (
+    Submit | Cancel | Copied | Pulled | Released | Heard | Check | ClearCache | Inspect | TakeKvSnapshot | Stop
+)
 Told: TypeAlias = Output | PinEnded | Rejected

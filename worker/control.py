@@ -23,6 +23,7 @@ import msgspec
 
 from worker.agreement import Agreement, Differs
 from worker.channel import Channel, ChannelError, Kind, admit, join
+from worker.core.tiers import CopyEnded
 
 REPORT = struct.Struct("<Q")
 TICK_S = 0.25
@@ -70,6 +71,7 @@ class LeaderEvents(Protocol):
 
     def agreed(self, number: int) -> None: ...
     def pulled(self, rank: int, pulled: Pulled) -> None: ...
+    def copied(self, rank: int, ended: CopyEnded) -> None: ...
     def checked(self, rank: int, answer: bytes) -> None: ...
     def failed(self, why: str) -> None: ...
 
@@ -225,6 +227,9 @@ class Leader:
             case Kind.PULLED:
                 with self._lock:
                     self._events.pulled(rank, msgspec.msgpack.decode(payload, type=Pulled))
+            case Kind.COPIED:
+                with self._lock:
+                    self._events.copied(rank, CopyEnded(*msgspec.msgpack.decode(payload, type=tuple[int, int, str])))
             case Kind.CHECKED:
                 with self._lock:
                     self._events.checked(rank, payload)
@@ -296,6 +301,10 @@ class Follower:
         # If rank 0 is gone, `run` ends this rank.
         with contextlib.suppress(OSError):
             self._channel.send(Kind.PULLED, msgspec.msgpack.encode(pulled))
+
+    def copied(self, ended: CopyEnded) -> None:
+        with contextlib.suppress(OSError):
+            self._channel.send(Kind.COPIED, msgspec.msgpack.encode((ended.number, ended.good, ended.why)))
 
     def checked(self, answer: bytes) -> None:
         self._channel.send(Kind.CHECKED, answer)

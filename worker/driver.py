@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
+
+import structlog
 
 from worker.checks import Checks
 from worker.commands import (
@@ -16,6 +18,7 @@ from worker.commands import (
     Check,
     ClearCache,
     Command,
+    Copied,
     Heard,
     Inspect,
     KvSnapshot,
@@ -28,6 +31,7 @@ from worker.commands import (
     TakeKvSnapshot,
     Told,
 )
+from worker.copy_board import CopyResult
 from worker.core import plan as plans
 from worker.core.demotion import descendants
 from worker.core.events import CacheEvent
@@ -35,7 +39,7 @@ from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, LoadS
 from worker.core.plan import Plan
 from worker.core.replica import StepWork
 from worker.core.scheduler import Scheduler
-from worker.core.tiers import Tier
+from worker.core.tiers import CopyWork, Tier
 from worker.core.types import Request, RequestKey, Sampled
 from worker.engine import Engine
 from worker.gate import Gate, StepTold
@@ -44,6 +48,8 @@ from worker.refusal import Refused
 from worker.telemetry import Metrics
 
 NOTHING = Sampled((), ())
+
+log = structlog.get_logger()
 
 
 class Followers(Protocol):
@@ -67,7 +73,9 @@ class Driver:
         gate: Gate,
         checks: Checks,
         metrics: Metrics,
+        on_copies: Callable[[Sequence[CopyWork]], None] = lambda copies: None,
     ) -> None:
+        """`on_copies`: hears of each step's copies between tiers before any rank can report on them."""
         self._inbox = inbox
         self._engine = engine
         self._scheduler = scheduler
@@ -76,6 +84,7 @@ class Driver:
         self._gate = gate
         self._checks = checks
         self._metrics = metrics
+        self._on_copies = on_copies
         self._sources: dict[RequestKey, bytes] = {}
         self._told: list[Told] = []
         self._snapshots: list[KvSnapshot] = []
@@ -105,6 +114,7 @@ class Driver:
 
     def _step(self, plan: Plan, work: StepWork) -> None:
         self._number = plan.number
+        self._on_copies(work.copies)
         self._followers.send_plan(plan.number, plans.encode(plan))
         self._told += [PinEnded(key) for key in self._engine.begin(work)]
         self._followers.applied(plan.number, self._engine.replica.digest)
@@ -158,6 +168,8 @@ class Driver:
                 self._scheduler.pulled(command.key)
             case Pulled():
                 self._scheduler.pull_failed(command.key, command.why or "")
+            case Copied():
+                self._copied(command.result)
             case Released():
                 self._scheduler.released(command.key)
             case Heard():
@@ -176,6 +188,15 @@ class Driver:
             case Stop():
                 return False
         return True
+
+    def _copied(self, result: CopyResult) -> None:
+        self._scheduler.copied(result.number, result.good)
+        for rank, why in result.failures:
+            self._metrics.cache.copy_failed(result.tier, rank)
+            log.warning("a copy between tiers failed", tier=result.tier.name, rank=rank, why=why)
+        if result.off:
+            self._scheduler.tier_failed(result.tier)
+            log.error("a tier is switched off: it failed too often on one rank", tier=result.tier.name)
 
     def _submit(self, request: Request) -> None:
         rejection = self._scheduler.submit(request)

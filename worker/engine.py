@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 from torch import Tensor
@@ -19,12 +19,18 @@ from worker.memory.transfer.server import TransferServer
 from worker.model.runner import ModelRunner
 from worker.session_keys import SessionKeys
 
+if TYPE_CHECKING:
+    from worker.memory.mover import Mover
+
 log = structlog.get_logger()
 
 
 @dataclass(slots=True)
 class Engine:
-    """One rank's parts. Used on the engine thread alone, but for `on_pulled`, which a transfer thread calls."""
+    """One rank's parts. Used on the engine thread alone, but for `on_pulled`, which a transfer thread calls.
+
+    `mover`: where there are colder tiers.
+    """
 
     replica: Replica
     runner: ModelRunner
@@ -32,6 +38,7 @@ class Engine:
     client: TransferClient
     sessions: SessionKeys
     on_pulled: Callable[[Pulled], None]
+    mover: Mover | None = None
     pinned: set[RequestKey] = field(default_factory=set)
 
     def begin(self, work: StepWork) -> list[RequestKey]:
@@ -40,6 +47,10 @@ class Engine:
         A pin is open before its forward has run: nobody knows its secret until rank 0 has sampled, which is after every
         rank's forward.
         """
+        if self.mover is not None:
+            self.mover.submit(work.copies)
+            if self.mover.num_running:
+                self.mover.wait_for(work.written_pages(self.replica.config.tokens_per_block))
         ended = [key for key in work.unpins if key in self.pinned]
         for key in ended:
             self.pinned.discard(key)
@@ -70,6 +81,7 @@ class Engine:
             "pins": len(self.pinned),
             "sessions": self.server.num_sessions,
             "pulls": self.client.num_pulls,
+            "copies": self.mover.num_running if self.mover is not None else 0,
         }
 
     def decisions(self) -> list[tuple[object, ...]]:

@@ -81,7 +81,9 @@ class FollowerRank:
         channel.send(Kind.FACTS, msgspec.msgpack.encode(loaded.facts))
         kind, payload = self._frames.get()
         assert kind is Kind.SETUP, f"{kind.name} before SETUP"
-        self._assembly = assembly = loaded.open(msgspec.msgpack.decode(payload, type=Setup), follower.pulled)
+        self._assembly = assembly = loaded.open(
+            msgspec.msgpack.decode(payload, type=Setup), follower.pulled, follower.copied
+        )
         channel.send(Kind.READY, assembly.engine.server.address.encode())
         with contextlib.closing(assembly):
             self._follow_plans(assembly, follower)

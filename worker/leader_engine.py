@@ -6,7 +6,7 @@ import contextlib
 import queue
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,13 +17,15 @@ from worker.addresses import Address
 from worker.assembly import Assembly, Loaded
 from worker.channel import NONCE_BYTES, Channel, ChannelError, Kind
 from worker.checks import Checks
-from worker.commands import Command, Pulled, Released
+from worker.commands import Command, Copied, Pulled, Released
 from worker.control import Facts, Leader, Setup, gather
 from worker.control import Pulled as RankPulled
+from worker.copy_board import CopyBoard
 from worker.core.handoff import KvSource
 from worker.core.networks import AllowedNetworks
 from worker.core.scheduler import Scheduler, SchedulerConfig
 from worker.core.shards import kv_head_ranges
+from worker.core.tiers import CopyEnded, CopyWork
 from worker.core.types import Request, RequestKey
 from worker.driver import Driver
 from worker.exits import ExitCode
@@ -69,7 +71,8 @@ class LeaderEngine(threading.Thread):
         self._gate = Gate(on_step)
         self._checks = Checks(place.world_size)
         self._pulls = PullBoard(place.world_size)
-        self._pulls_lock = threading.Lock()
+        self._copies = CopyBoard(place.world_size)
+        self._boards_lock = threading.Lock()
         self._driver: Driver | None = None
         self._handoffs: Handoffs | None = None
 
@@ -93,7 +96,9 @@ class LeaderEngine(threading.Thread):
         setup = Setup.agreed([loaded.facts, *(_facts(rank, channels[rank]) for rank in channels)])
         for channel in channels.values():
             channel.send(Kind.SETUP, msgspec.msgpack.encode(setup))
-        assembly = loaded.open(setup, lambda pulled: self.pulled(0, pulled), self._released)
+        assembly = loaded.open(
+            setup, lambda pulled: self.pulled(0, pulled), lambda ended: self.copied(0, ended), self._released
+        )
         endpoints = [assembly.engine.server.address]
         endpoints += [_expect(rank, channels[rank], Kind.READY).decode() for rank in channels]
         shared_file(place, nonce).unlink(missing_ok=True)
@@ -120,6 +125,7 @@ class LeaderEngine(threading.Thread):
             self._gate,
             self._checks,
             self._metrics,
+            self.copying,
         )
         self._handoffs = handoffs = Handoffs(
             engine.sessions,
@@ -178,10 +184,22 @@ class LeaderEngine(threading.Thread):
 
     def pulled(self, rank: int, pulled: RankPulled) -> None:
         key = RequestKey(pulled.request)
-        with self._pulls_lock:
+        with self._boards_lock:
             done = self._pulls.feed(rank, key, pulled.why)
         if done is not None:
             self._inbox.put(Pulled(key, done[0]))
+
+    def copying(self, copies: Sequence[CopyWork]) -> None:
+        """Before the plan that asks for them leaves."""
+        if copies:
+            with self._boards_lock:
+                self._copies.began(copies)
+
+    def copied(self, rank: int, ended: CopyEnded) -> None:
+        with self._boards_lock:
+            result = self._copies.feed(rank, ended)
+        if result is not None:
+            self._inbox.put(Copied(result))
 
     def checked(self, rank: int, answer: bytes) -> None:
         self._checks.feed(rank, msgspec.msgpack.decode(answer, type=dict[str, Any]))

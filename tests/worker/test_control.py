@@ -14,6 +14,7 @@ import pytest
 
 from worker.channel import Channel, ChannelError, Kind
 from worker.control import Follower, Leader, Pulled, connect, gather
+from worker.core.tiers import CopyEnded
 
 TOKEN = b"t" * 32
 WAIT_S = 5.0
@@ -31,6 +32,9 @@ class Heard:
 
     def pulled(self, rank: int, pulled: Pulled) -> None:
         self.news.put(("pulled", (rank, pulled)))
+
+    def copied(self, rank: int, ended: CopyEnded) -> None:
+        self.news.put(("copied", (rank, ended)))
 
     def checked(self, rank: int, answer: bytes) -> None:
         self.news.put(("checked", (rank, answer)))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from worker.core import plan as plans
-from worker.core.arrays import Growing, Int32s
+from worker.core.arrays import EMPTY, Growing, Int32s
 from worker.core.batches import ChunkOf, batch_of
 from worker.core.cache import KvCache
 from worker.core.config import CacheConfig, ReusePolicy
@@ -62,6 +62,14 @@ class StepWork:
     unpins: list[RequestKey] = field(default_factory=list)
     copies: list[CopyWork] = field(default_factory=list)
     events: list[CacheEvent] = field(default_factory=list)
+
+    def written_pages(self, block: int) -> Int32s:
+        """Pages of the device that the step itself or its pulls write to."""
+        parts = [pull.pages for pull in self.pulls]
+        if self.batch is not None:
+            parts.append(np.unique(self.batch.slots // block).astype(np.int32))
+            parts.append(np.array([target for _, target in self.batch.page_copies], np.int32))
+        return np.concatenate(parts) if parts else EMPTY
 
 
 class Replica:

@@ -300,10 +300,8 @@ class Scheduler:
             fitting = (sequence.pages.size + self._replica.cache.num_available) * self._block - sequence.computed
             if fitting > 0:
                 break
-            victim = self._youngest()
-            if victim is live:
+            if not self._suspend_younger(live):
                 return
-            self._suspend(victim)
         left = self._tokens_left(live)
         count = min(count, fitting)
         done = self._act(plans.Chunk(key, count, count == left))
@@ -316,10 +314,13 @@ class Scheduler:
             live.stage = Stage.PINNED
             live.pinned_until_ms = now_ms + self._config.handoff_timeout_ms
 
-    def _youngest(self) -> Live:
-        """Of those whose pages can be taken back."""
+    def _suspend_younger(self, live: Live) -> bool:
+        """The youngest of those whose pages can be taken back makes way, unless that is `live` itself."""
         may_go = (Stage.PREFILL, Stage.DECODING, Stage.LOADING)
-        return max((live for live in self._live.values() if live.stage in may_go), key=lambda live: live.age)
+        victim = max((one for one in self._live.values() if one.stage in may_go), key=lambda one: one.age)
+        if victim is not live:
+            self._suspend(victim)
+        return victim is not live
 
     def _end_loading(self, live: Live) -> None:
         """It goes on once all that it found is readable and, where it pulls, all its pages are there."""
@@ -344,16 +345,20 @@ class Scheduler:
     def _load(self, live: Live) -> None:
         """More of what it waits for, as much as this plan may move."""
         key = live.request.key
-        pools, sequence = self._replica.cache.pools, self._replica.sequences[key]
-        available = self._replica.cache.num_available
-        if sequence.loading:
-            count = min(self._replica.cache.num_cold(sequence.hold), pools.onboard_left, available)
-            if count > 0:
+        cache, sequence = self._replica.cache, self._replica.sequences[key]
+        pools = cache.pools
+        num_cold = cache.num_cold(sequence.hold) if sequence.loading else 0
+        needed = num_cold if sequence.loading else sequence.pages_needed(sequence.length, self._block)
+        while needed and not cache.num_available:
+            if not self._suspend_younger(live):
+                return
+        if num_cold:
+            count = min(num_cold, pools.onboard_left, cache.num_available)
+            if count:
                 self._act(plans.Load(key, count))
-        elif live.pulls:
-            needed = sequence.pages_needed(sequence.length, self._block)
-            count = min(needed, pools.offload_left + len(pools.free[Tier.DEVICE]), available)
-            if count > 0:
+        elif not sequence.loading:
+            count = min(needed, pools.offload_left + len(pools.free[Tier.DEVICE]), cache.num_available)
+            if count:
                 self._act(plans.Gather(key, count))
             if count == needed:
                 self._end_loading(live)

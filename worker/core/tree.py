@@ -166,10 +166,15 @@ class RunTree:
         return hold
 
     def release(self, hold: Hold) -> None:
-        """The path is let go: its runs take this moment's stamp, and what became idle joins the eviction order."""
+        """The path is let go: its runs take this moment's stamp, and what became idle joins the eviction order.
+
+        A run that the path ends in the middle of is split: the rest of it was not used.
+        """
         self._released += 1
         stamp = (self._plan, self._released)
-        ancestor: Run | None = hold.run
+        if 0 < hold.length < hold.run.length:
+            self._split(hold.run, hold.length)
+        ancestor: Run | None = hold.run if hold.length else hold.run.parent
         while ancestor is not None:
             ancestor.stamp = stamp
             ancestor = ancestor.parent

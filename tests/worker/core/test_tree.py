@@ -187,7 +187,7 @@ Path = tuple[tuple[int, int], ...]
 blocks = st.lists(st.sampled_from([(1, 1), (1, 2), (2, 1)]), max_size=6).map(tuple)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(
     acts=st.lists(
         st.one_of(
