@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,10 +15,14 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from edge.core.errors import Code, EdgeError
 from edge.core.fleet import Fleet, Role
 from edge.core.headers import HeaderFamilies, fold
+from edge.core.kv_index import KvBatch, Stored
 from edge.core.lineage import believe
 from edge.core.namespace import Namespace
+from edge.core.prompt_keys import Prompt
+from edge.core.resident import Held
 from edge.core.routing import Placement, Router, RouterConfig, rendezvous_order
 from edge.core.types import ConversationKey, FamilyKey, Lineage, Principal, Scope, WorkerId
+from enginelink.block_keys import BlockScope, block_keys, scope_key
 
 CONTEXT = [WorkerId(f"10.0.0.{number}:9000") for number in range(1, 9)]
 GENERATION = [WorkerId(f"10.0.1.{number}:9000") for number in range(1, 9)]
@@ -292,6 +297,116 @@ def test_kv_cache_aware_knows_what_a_worker_for_both_phases_was_sent() -> None:
     assert router.place(family("f"), 50, avoid=[first]).generation == second
 
     assert router.place(family("f"), 60).generation == second
+
+
+def follow(router: Router, worker: WorkerId, prompt: Prompt, tokens: int) -> None:
+    """The worker's events have told that it holds the first `tokens` tokens of `prompt`, in blocks of 4."""
+    fleet = router._fleet
+    fleet.joined(worker, "k1", 4096, 4)
+    fleet.kv.connected(worker, "k1")
+    scope = scope_key(BlockScope(prompt.salt))
+    keys = b"".join(block_keys(scope, prompt.token_ids[: 4 * tokens], 4))
+    changes = [Stored(scope, keys, Held.DEVICE, True)] if keys else []
+    fleet.kv.feed(worker, KvBatch("k1", 1, changes, snapshot=True, begin=True, end=True))
+
+
+def make_prompt(tokens: int, salt: bytes = b"s") -> Prompt:
+    return Prompt(np.arange(tokens, dtype="<u4").tobytes(), salt)
+
+
+def test_kv_cache_aware_goes_by_what_a_cache_holds_and_not_by_what_was_sent() -> None:
+    router = make_router(type="kv_cache_aware", context=3)
+    first, second, third = favourites(router, "f")
+    prompt = make_prompt(60)
+    router.place(family("f"), 60, avoid=[first, third])
+    follow(router, first, prompt, 0)
+    follow(router, second, prompt, 0)
+    follow(router, third, prompt, 42)
+
+    placement = router.place(family("f"), 60, prompt=prompt)
+    assert placement.context == third
+    assert placement.reasons[0] == f"context {third}: holds 40 tokens of it, choice 3"
+
+
+def test_kv_cache_aware_goes_by_what_was_sent_where_no_events_come() -> None:
+    router = make_router(type="kv_cache_aware", context=3)
+    first, second, third = favourites(router, "f")
+    prompt = make_prompt(60)
+    router.place(family("f"), 50, avoid=[first, third])
+    follow(router, first, prompt, 40)
+
+    assert router.place(family("f"), 60, prompt=prompt).context == second
+
+
+def test_a_cache_of_another_salt_holds_nothing_of_a_prompt() -> None:
+    router = make_router(type="kv_cache_aware")
+    first, second = favourites(router, "f")
+    follow(router, first, make_prompt(60), 0)
+    follow(router, second, make_prompt(60, salt=b"another tenant's"), 60)
+
+    assert router.place(family("f"), 60, prompt=make_prompt(60)).context == first
+
+
+@pytest.mark.parametrize(("held", "goes_there"), [(39, False), (40, True)])
+def test_a_family_leaves_its_favourite_only_for_a_cache_that_holds_clearly_more(held: int, goes_there: bool) -> None:
+    router = make_router(context=3, clear_gain_tokens=32)
+    first, second, _ = favourites(router, "f")
+    prompt = make_prompt(60)
+    follow(router, first, prompt, 8)
+    follow(router, second, prompt, held)
+
+    placement = router.place(family("f"), 60, prompt=prompt)
+    assert placement.context == (second if goes_there else first)
+    assert not goes_there or placement.reasons[0] == f"context {second}: holds 40 tokens of it, choice 2"
+
+
+def test_no_cache_takes_a_family_beyond_its_spill_depth_or_to_a_worker_above_the_bound() -> None:
+    router = make_router(context=3, spill_depth=2, clear_gain_tokens=8)
+    first, second, third = favourites(router, "f")
+    prompt = make_prompt(60)
+    for worker, held in ((first, 0), (second, 20), (third, 60)):
+        follow(router, worker, prompt, held)
+    assert router.place(family("f"), 60, prompt=prompt).context == second
+
+    load(router, second, 9)
+    assert router.place(family("f"), 60, prompt=prompt).context == first
+
+
+def test_a_worker_whose_link_is_lost_counts_as_one_that_holds_nothing() -> None:
+    router = make_router(clear_gain_tokens=8)
+    first, second = favourites(router, "f")
+    prompt = make_prompt(60)
+    follow(router, first, prompt, 0)
+    follow(router, second, prompt, 60)
+    router._fleet.lost(second)
+    router._fleet.joined(second, "k2", 4096, 4)
+
+    assert router.place(family("f"), 60, prompt=prompt).context == first
+
+
+def test_a_rest_is_short_by_what_the_generation_workers_cache_holds_now() -> None:
+    router = make_router(max_local_prefill_tokens=8)
+    generation = favourites(router, "f", Role.GENERATION)[0]
+    prompt = make_prompt(100)
+    router.served(family("f"), generation, 95)
+    follow(router, generation, prompt, 40)
+    assert router.place(family("f"), 100, prompt=prompt).context is not None, "it was evicted"
+
+    follow(router, generation, prompt, 92)
+    placement = router.place(family("f"), 100, prompt=prompt)
+    assert placement.context is None
+    assert placement.reasons[1] == "prefill of 8 tokens is short: generation worker alone"
+
+
+def test_keys_are_computed_only_where_a_choice_depends_on_them() -> None:
+    prompt = make_prompt(60)
+    alone, unheard, short = make_router(context=1, generation=1), make_router(), make_router()
+    follow(alone, CONTEXT[0], prompt, 60)
+    for worker in CONTEXT[:2]:
+        follow(short, worker, prompt, 60)
+    for router in (alone, unheard, short):
+        router.place(family("f"), 60, prompt=prompt)
+        assert not router._keys._known
 
 
 def test_the_leg_to_be_placed_counts_once_in_the_mean() -> None:
