@@ -48,7 +48,8 @@ def _demoted(size: DemotionSize, runs: int, blocks: int) -> dict[str, Any]:
         costs.append(time.thread_time_ns() - before)
         tree.restore("a")
         tree.rest()
-    return {"runs": tree.num_runs, "blocks": lowered, "us": us(statistics.median(costs))}
+    cost = us(statistics.median(costs))
+    return {"runs": tree.num_runs, "blocks": lowered, "us": cost, "us_per_run": round(cost / tree.num_runs, 2)}
 
 
 def _fallen(size: DemotionSize, pages: int) -> dict[str, Any]:
