@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import functools
 import secrets
 import threading
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from prometheus_client import CollectorRegistry
 from enginelink.v1 import link_pb2
 from openengine.v1 import model_pb2, server_pb2
 from worker.commands import Check, ClearCache, Command, Inspect, PinEnded, Rejected, TakeKvSnapshot, Told
+from worker.core import inspection
 from worker.core.outputs import Failed, HandoffReady, LoadSnapshot, TokenOut
 from worker.core.replica import Replica
 from worker.core.tiers import Tier
@@ -26,7 +26,6 @@ from worker.core.types import Phase, Request, Sampling, Stopping
 from worker.gate import StepTold
 from worker.handoffs import Handoffs
 from worker.info import model_info, server_info
-from worker.inspecting import Inspection
 from worker.intake import Intake, Served
 from worker.kv_events import EventLog
 from worker.lineage import Envelopes
@@ -51,13 +50,12 @@ class State(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What is known once all ranks have loaded and are warm. `inspection`: how rank 0's replica is looked into."""
+    """What is known once all ranks have loaded and are warm."""
 
     served: Served
     handoffs: Handoffs
     num_pages: int
     text: TextModel | None
-    inspection: Inspection | None = None
 
 
 class Service:
@@ -250,23 +248,21 @@ class Service:
 
     async def families(self, *, family: str | None, limit: int) -> dict[str, Any]:
         """Conversations with what they own: all, or one and its descendants. `more`: there are more than `limit`."""
-        found = await self._inspected(lambda on, replica: on.families(replica, family=family, limit=limit + 1))
+        found = await self._inspected(lambda replica: inspection.families(replica, family=family, limit=limit + 1))
         return {"step": self._step, "conversations": found[:limit], "more": len(found) > limit}
 
     async def dry_run(self, parent: str) -> dict[str, Any]:
         """What a return of `parent` would demote now, what stays, and why."""
-        answer: dict[str, Any] = await self._inspected(lambda on, replica: on.dry_run(replica, parent))
+        answer: dict[str, Any] = await self._inspected(lambda replica: inspection.dry_run(replica, parent))
         return answer
 
     async def block(self, key: bytes) -> dict[str, Any]:
         """Where the block with this key is, or why it is gone."""
-        answer: dict[str, Any] = await self._inspected(lambda on, replica: on.block(replica, key))
+        answer: dict[str, Any] = await self._inspected(lambda replica: inspection.block(replica, key))
         return answer
 
-    async def _inspected(self, question: Callable[[Inspection, Replica], Any]) -> Any:
-        inspection = self._opened.inspection if self._opened is not None else None
-        assert inspection is not None, "asked before the worker was ready"
-        return await self._asked(lambda answer: Inspect(functools.partial(question, inspection), answer))
+    async def _inspected(self, question: Callable[[Replica], Any]) -> Any:
+        return await self._asked(lambda answer: Inspect(question, answer))
 
     async def _asked(self, command: Callable[[Callable[..., None]], Command]) -> Any:
         """Post what `command` makes of an answerer, and wait for its answer."""

@@ -88,7 +88,9 @@ def make_engine(
     enable_partial_reuse: bool = False,
     policy: ReusePolicy = ReusePolicy.ALL_REUSABLE,
     max_tracked_conversations: int = 100,
+    **cache: Any,
 ) -> TestEngine:
+    """`cache`: more members of CacheConfig."""
     config = CacheConfig(
         num_pages=num_pages,
         tokens_per_block=tokens_per_block,
@@ -96,6 +98,7 @@ def make_engine(
         enable_partial_reuse=enable_partial_reuse,
         policy=policy,
         max_tracked_conversations=max_tracked_conversations,
+        **cache,
     )
     ranks = (Replica(config), Replica(config))
     limits = SchedulerConfig(
