@@ -21,8 +21,8 @@ BLOCK_BYTES = 230.0
 REFERENCE_US = 12_000.0
 """The per-block manager must not be slower than this at 142,000 tokens: what is beaten has to be worth beating."""
 FLAT = 1.5
-"""So many times the cheapest of what should be flat may the dearest cost, and the last unit of what should be linear the
-first."""
+"""The dearest of what should be flat may cost so many times the cheapest, as may the last unit of what should be
+linear, the first."""
 
 
 @dataclass(frozen=True, slots=True)
