@@ -78,10 +78,13 @@ class EventLog:
     `ask`: have a snapshot with this ticket taken; `deliver` brings it, in order with the events.
     """
 
-    def __init__(self, epoch: str, max_batches: int, ask: Callable[[int], None]) -> None:
+    def __init__(
+        self, epoch: str, max_batches: int, ask: Callable[[int], None], max_bytes: int = MAX_BUFFER_BYTES
+    ) -> None:
         self.epoch = epoch
         self.max_batches = max_batches
         self.last = 0
+        self._max_bytes = max_bytes
         self._ask = ask
         self._batches: deque[Batch] = deque()
         self._bytes = 0
@@ -110,7 +113,7 @@ class EventLog:
             self.last += 1
             self._batches.append(Batch(self.last, portion, time.time_ns()))
             self._bytes += _bytes_of(portion)
-            while len(self._batches) > self.max_batches or self._bytes > MAX_BUFFER_BYTES:
+            while len(self._batches) > self.max_batches or self._bytes > self._max_bytes:
                 self._bytes -= _bytes_of(self._batches.popleft().events)
         if events or snapshots:
             for follower in list(self._followers):

@@ -111,6 +111,16 @@ class Edge:
     def cancel(self, handle: int) -> None:
         self._out.put(link_pb2.EdgeMessage(cancels=[link_pb2.Cancel(handle=handle)]))
 
+    def subscribe(self, epoch: str = "", after: int = 0, *, snapshot: bool = False) -> None:
+        asked = link_pb2.KvSubscribe(epoch=epoch, after_sequence=after, snapshot=snapshot)
+        self._out.put(link_pb2.EdgeMessage(kv_subscribe=asked))
+
+    def kv_events(self) -> Iterator[link_pb2.KvEvents]:
+        """Steps that come between them are lost."""
+        for message in self._call:
+            if message.HasField("kv_events"):
+                yield message.kv_events
+
     def steps(self) -> Iterator[link_pb2.Step]:
         for message in self._call:
             yield message.step
