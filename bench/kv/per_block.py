@@ -55,6 +55,9 @@ class PerBlock:
         """Leave the pages of so many tokens free."""
         self.manager.release(self._take(-(-tokens // self.block)))
 
+    def pass_time(self) -> None:
+        """Nothing here ages."""
+
     def _take(self, count: int) -> list[Block]:
         taken = self.manager.take(count)
         assert taken is not None, "the bench asked for more than there is"

@@ -100,6 +100,11 @@ class RunTree:
         self._act(plans.Release(key))
         self._finish()
 
+    def pass_time(self) -> None:
+        """Until whatever has ended is idle for long enough to be demoted."""
+        for _ in range(self.replica.config.finished_subagent_min_idle_iterations):
+            self.rest()
+
     def begin_decoding(self, prompt: Int32s) -> RequestKey:
         """A request that stays, its prompt computed."""
         live = self._live(Turn(prompt, "decoding"))

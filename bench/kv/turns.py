@@ -2,7 +2,8 @@
 
 Conversations are built side by side and then measured one after the other, so that none of their memory is in a near
 cache. `straight`: nothing but the conversation's own turns, so its path is one run. `forked`: behind each turn a
-sub-agent's prompt of 20 blocks leaves the path, so it has as many runs as turns.
+sub-agent's prompt of 20 blocks leaves the path, so it has as many runs as turns; each turn finds that the last one's
+sub-agent has finished, and demotes it.
 
 The pool is full: pages come from evictions, but for every other request, for which room was made before; the difference
 of the two is what evicting costs.
@@ -54,6 +55,8 @@ class Manager(Protocol):
 
     def make_room(self, tokens: int) -> None: ...
 
+    def pass_time(self) -> None: ...
+
 
 def measure(size: TurnsSize) -> list[dict[str, Any]]:
     """A row per shape and manager, all parts in µs; `ratio`: this manager's median to the run tree's."""
@@ -104,6 +107,7 @@ def _built(manager: Manager, size: TurnsSize, number: int, *, forked: bool) -> l
         warm = np.empty(0, np.int32)
         for turn in _turns(draws, size, name, forked=forked):
             manager.serve(turn, Laps())
+            manager.pass_time()
             if turn.conversation == name:
                 warm = turn.prompt
         turns.append(Turn(np.concatenate([warm, random_tokens(draws, size.new_tokens)]), name))
