@@ -53,20 +53,22 @@ def run(trace: Path | None = None, sizes: Sizes | None = None) -> dict[str, Any]
 
 
 def _dominating(results: dict[str, Any]) -> list[dict[str, Any]]:
-    """The parts of a request, dearest first, of each shape; `limit_us`: what of it is the bare work itself."""
+    """The parts of a request, dearest first, of each row; `limit_us`: what of it is the bare work itself."""
     limit = results["limits"][0]
-    bare = {"match": limit["compare_bytes_far_us"], "commit": limit["new_keys_us"]}
+    bare = {"commit": limit["new_keys_us"]}
     rows: list[dict[str, Any]] = []
-    for shape in turns.SHAPES:
-        ours = next(row for row in results["turns"] if (row["shape"], row["manager"]) == (shape, turns.RUN_TREE))
+    for ours in results["turns"]:
+        if ours["manager"] != turns.RUN_TREE:
+            continue
+        of = {"shape": ours["shape"], "memory": ours["memory"]}
+        bare["match"] = limit[f"compare_{ours['memory']}_us"]
         for cost, part in sorted(((float(ours[part]), part) for part in turns.PARTS), reverse=True):
             share = round(cost / ours["median"], 2)
-            rows.append({"shape": shape, "part": part, "us": cost, "share": share, "limit_us": bare.get(part, "")})
+            rows.append({**of, "part": part, "us": cost, "share": share, "limit_us": bare.get(part, "")})
     return rows
 
 
 def _aims(results: dict[str, Any]) -> list[dict[str, Any]]:
-    of = {(row["shape"], row["manager"]): row for row in results["turns"]}
     aims: list[dict[str, Any]] = []
 
     def aim(figure: str, measured: float, most: float, *, at_least: bool = False) -> None:
@@ -75,11 +77,13 @@ def _aims(results: dict[str, Any]) -> list[dict[str, Any]]:
             {"figure": figure, "measured": measured, "aim": f"{'>=' if at_least else '<='} {most:g}", "met": met}
         )
 
-    for shape in turns.SHAPES:
-        aim(f"µs per request, {shape}", of[shape, turns.RUN_TREE]["median"], REQUEST_US)
-        for reference in (turns.PICKLED, turns.BYTES):
-            aim(f"ratio to {reference}, {shape}", of[shape, reference]["ratio"], RATIO, at_least=True)
-            aim(f"µs per request, {reference}, {shape}", of[shape, reference]["median"], REFERENCE_US)
+    for row in results["turns"]:
+        about = f"{row['shape']}, {row['memory']}"
+        if row["manager"] == turns.RUN_TREE:
+            aim(f"{about}: µs per request", row["median"], REQUEST_US)
+        else:
+            aim(f"{about}: {row['manager']}: µs per request", row["median"], REFERENCE_US)
+            aim(f"{about}: {row['manager']}: ratio", row["ratio"], RATIO, at_least=True)
     for name, figure in (("by_blocks", "us"), ("idle", "decode_us"), ("idle", "empty_us")):
         costs = [float(row[figure]) for row in results[name]]
         aim(f"{name}, {figure}: dearest to cheapest", round(max(costs) / min(costs), 2), FLAT)

@@ -1,9 +1,12 @@
 """CPU per admitted request at long prompts: the turn after 43 others, of 142,000 tokens and 2,000 new ones.
 
-Conversations are built side by side and then measured one after the other, so that none of their memory is in a near
-cache. `straight`: nothing but the conversation's own turns, so its path is one run. `forked`: behind each turn a
-sub-agent's prompt of 20 blocks leaves the path, so it has as many runs as turns; each turn finds that the last one's
-sub-agent has finished, and demotes it.
+`straight`: nothing but the conversation's own turns, so its path is one run. `forked`: behind each turn a sub-agent's
+prompt of 20 blocks leaves the path, so it has as many runs as turns; each turn finds that the last one's sub-agent has
+finished, and demotes it.
+
+`near`: a conversation is built and then measured, so that its memory is in the processor's caches. `far`: many are
+built side by side and then measured one after the other, so that hardly any of it is, as when others are served between
+two turns; the new prompt itself has just come in.
 
 The pool is full: pages come from evictions, but for every other request, for which room was made before; the difference
 of the two is what evicting costs.
@@ -11,6 +14,7 @@ of the two is what evicting costs.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,6 +29,8 @@ from bench.kv.run_tree import RunTree
 
 VOCABULARY = 150_000
 SHAPES = ("straight", "forked")
+MEMORIES = ("near", "far")
+UNTIL_FULL = 2
 RUN_TREE = "run tree"
 PICKLED = "per block, keys as vLLM's"
 BYTES = "per block, keys of bytes"
@@ -33,21 +39,22 @@ PARTS = ("match", "reserve", "commit", "release", "plan", "onboard", "evict")
 
 @dataclass(frozen=True, slots=True)
 class TurnsSize:
-    """`side_by_side` conversations are built and measured `rounds` times, and once before to warm up."""
+    """`far` conversations are built side by side and measured `far_rounds` times, or one `near_rounds` times; some more
+    rounds come first, until the pool is full."""
 
     warm_tokens: int = 142_000
     turns: int = 43
     new_tokens: int = 2_000
     tokens_per_block: int = 32
     side_tokens: int = 640
-    side_by_side: int = 12
-    rounds: int = 6
+    far: int = 12
+    far_rounds: int = 4
+    near_rounds: int = 24
 
-    @property
-    def blocks(self) -> int:
-        """Of all conversations that are alive at once, and as much again."""
+    def blocks(self, side_by_side: int) -> int:
+        """Of all conversations that are alive at once, and a quarter as much again."""
         tokens = self.warm_tokens + self.new_tokens + self.turns * self.side_tokens
-        return 2 * self.side_by_side * tokens // self.tokens_per_block
+        return 5 * side_by_side * tokens // (4 * self.tokens_per_block)
 
 
 class Manager(Protocol):
@@ -59,14 +66,16 @@ class Manager(Protocol):
 
 
 def measure(size: TurnsSize) -> list[dict[str, Any]]:
-    """A row per shape and manager, all parts in µs; `ratio`: this manager's median to the run tree's."""
+    """A row per shape, nearness and manager, parts in µs; `ratio`: this manager's median to the run tree's."""
     rows: list[dict[str, Any]] = []
-    for shape in SHAPES:
+    for shape, memory in itertools.product(SHAPES, MEMORIES):
         ours = 0.0
-        for name, manager in managers(size.blocks, size.tokens_per_block):
-            figures = _measured(manager, size, forked=shape == "forked")
+        side_by_side = 1 if memory == "near" else size.far
+        for name, manager in managers(size.blocks(side_by_side), size.tokens_per_block):
+            figures = _measured(manager, size, side_by_side, forked=shape == "forked")
             ours = ours or figures["median"]
-            rows.append({"shape": shape, "manager": name, **figures, "ratio": round(figures["median"] / ours, 2)})
+            ratio = round(figures["median"] / ours, 2)
+            rows.append({"shape": shape, "memory": memory, "manager": name, **figures, "ratio": ratio})
     return rows
 
 
@@ -79,30 +88,30 @@ def managers(num_pages: int, tokens_per_block: int) -> Iterator[tuple[str, Manag
     yield BYTES, PerBlock(num_pages + 2 * cold, tokens_per_block, byte_keys)
 
 
-def _measured(manager: Manager, size: TurnsSize, *, forked: bool) -> Figures:
+def _measured(manager: Manager, size: TurnsSize, side_by_side: int, *, forked: bool) -> Figures:
     """Parts of requests that found room, `evict` what the others cost beyond; the totals are of those."""
     full: list[Laps] = []
     roomy: list[Laps] = []
-    for number in range(size.rounds + 1):
-        for index, turn in enumerate(_built(manager, size, number, forked=forked)):
-            has_room = index % 2 == 1
+    rounds = size.near_rounds if side_by_side == 1 else size.far_rounds
+    for number in range(UNTIL_FULL + rounds):
+        for index, turn in enumerate(_built(manager, size, number, side_by_side, forked=forked)):
+            has_room = (number + index) % 2 == 1
             if has_room:
                 manager.make_room(2 * size.new_tokens)
             laps = Laps()
             cached = manager.serve(turn, laps)
             assert cached > size.warm_tokens - 2 * size.tokens_per_block, "the conversation was not warm"
-            if number:
+            if number >= UNTIL_FULL:
                 (roomy if has_room else full).append(laps)
-    parts = medians_us(roomy)
     evict = statistics.median(one.total_ns for one in full) - statistics.median(one.total_ns for one in roomy)
-    return {**parts, "evict": us(evict), **spread_us(full)}
+    return {**medians_us(roomy), "evict": us(evict), **spread_us(full)}
 
 
-def _built(manager: Manager, size: TurnsSize, number: int, *, forked: bool) -> list[Turn]:
+def _built(manager: Manager, size: TurnsSize, number: int, side_by_side: int, *, forked: bool) -> list[Turn]:
     """Warm conversations' next turns."""
     draws = np.random.default_rng(number)
     turns: list[Turn] = []
-    for index in range(size.side_by_side):
+    for index in range(side_by_side):
         name = f"{number}/{index}"
         warm = np.empty(0, np.int32)
         for turn in _turns(draws, size, name, forked=forked):

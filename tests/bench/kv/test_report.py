@@ -20,7 +20,7 @@ from tests.kinroute.replay.recorded import request, session, write
 
 SIZES = report.Sizes(
     turns=TurnsSize(
-        warm_tokens=256, turns=4, new_tokens=16, tokens_per_block=4, side_tokens=8, side_by_side=3, rounds=1
+        warm_tokens=256, turns=4, new_tokens=16, tokens_per_block=4, side_tokens=8, far=3, far_rounds=1, near_rounds=2
     ),
     recorded=RecordedSize(alive=2, num_pages=64, tokens_per_block=2, warm_up=3, requests=6),
     demotion=DemotionSize(
@@ -28,7 +28,7 @@ SIZES = report.Sizes(
     ),
     idle=IdleSize(idle_blocks=(186, 372), tokens_per_block=2, steps=3),
     memory=MemorySize(blocks=500, tokens_per_block=4),
-    limits=LimitsSize(warm_tokens=64, new_tokens=8, tokens_per_block=4, pairs=2, times=3),
+    limits=LimitsSize(warm_tokens=64, new_tokens=8, tokens_per_block=4, copies=2, times=3),
 )
 
 
@@ -51,12 +51,15 @@ def rows(measured: dict[str, object], name: str) -> list[dict[str, Any]]:
 def test_every_manager_is_measured_in_every_shape_by_parts(measured: dict[str, object]) -> None:
     found = rows(measured, "turns")
 
-    assert [(row["shape"], row["manager"]) for row in found] == [
-        (shape, manager) for shape in turns.SHAPES for manager in (turns.RUN_TREE, turns.PICKLED, turns.BYTES)
+    assert [(row["shape"], row["memory"], row["manager"]) for row in found] == [
+        (shape, memory, manager)
+        for shape in turns.SHAPES
+        for memory in turns.MEMORIES
+        for manager in (turns.RUN_TREE, turns.PICKLED, turns.BYTES)
     ]
     assert all(set(turns.PARTS) <= row.keys() for row in found)
     assert all(0 < row["p10"] <= row["median"] <= row["p90"] <= row["p99"] for row in found)
-    assert [row["ratio"] for row in found[::3]] == [1, 1]
+    assert [row["ratio"] for row in found[::3]] == [1] * 4
 
 
 def test_recorded_requests_are_the_same_for_every_manager(measured: dict[str, object]) -> None:
@@ -89,7 +92,7 @@ def test_steps_are_measured_beside_growing_numbers_of_idle_blocks(measured: dict
 
 
 def test_what_dominates_is_named_beside_its_limit_and_every_aim_is_judged(measured: dict[str, object]) -> None:
-    costs = [row["us"] for row in rows(measured, "dominates") if row["shape"] == "forked"]
+    costs = [row["us"] for row in rows(measured, "dominates") if (row["shape"], row["memory"]) == ("forked", "far")]
 
     assert costs == sorted(costs, reverse=True)
     assert {row["part"] for row in rows(measured, "dominates")} == set(turns.PARTS)
