@@ -30,7 +30,6 @@ from bench.kv.run_tree import RunTree
 VOCABULARY = 150_000
 SHAPES = ("straight", "forked")
 MEMORIES = ("near", "far")
-UNTIL_FULL = 2
 RUN_TREE = "run tree"
 PICKLED = "per block, keys as vLLM's"
 BYTES = "per block, keys of bytes"
@@ -52,9 +51,9 @@ class TurnsSize:
     near_rounds: int = 24
 
     def blocks(self, side_by_side: int) -> int:
-        """Of all conversations that are alive at once, and a quarter as much again."""
+        """Of all conversations that are alive at once, and as many as three more."""
         tokens = self.warm_tokens + self.new_tokens + self.turns * self.side_tokens
-        return 5 * side_by_side * tokens // (4 * self.tokens_per_block)
+        return (side_by_side + 3) * tokens // self.tokens_per_block
 
 
 class Manager(Protocol):
@@ -93,7 +92,9 @@ def _measured(manager: Manager, size: TurnsSize, side_by_side: int, *, forked: b
     full: list[Laps] = []
     roomy: list[Laps] = []
     rounds = size.near_rounds if side_by_side == 1 else size.far_rounds
-    for number in range(UNTIL_FULL + rounds):
+    # Host and disk, or what stands for them, are half as much as the device.
+    until_full = -(-3 * (side_by_side + 3) // (2 * side_by_side))
+    for number in range(until_full + rounds):
         for index, turn in enumerate(_built(manager, size, number, side_by_side, forked=forked)):
             has_room = (number + index) % 2 == 1
             if has_room:
@@ -101,7 +102,7 @@ def _measured(manager: Manager, size: TurnsSize, side_by_side: int, *, forked: b
             laps = Laps()
             cached = manager.serve(turn, laps)
             assert cached > size.warm_tokens - 2 * size.tokens_per_block, "the conversation was not warm"
-            if number >= UNTIL_FULL:
+            if number >= until_full:
                 (roomy if has_room else full).append(laps)
     evict = statistics.median(one.total_ns for one in full) - statistics.median(one.total_ns for one in roomy)
     return {**medians_us(roomy), "evict": us(evict), **spread_us(full)}
