@@ -188,12 +188,14 @@ class RunTree:
         """A plan's chunk, and the opening of the next plan, which commits it.
 
         The forward's batch, which closing a plan makes as well, is the model's and not the manager's: it is made once
-        more, and the time it takes is taken off.
+        before, so that its memory is near, and once more behind, and what that takes is taken off.
         """
         sequence = self.replica.sequences[key]
         chunk = ChunkOf(sequence, sequence.computed, sequence.computed + count, True)
         self._act(plans.Chunk(key, count, chunk.stop == sequence.length))
         laps.lap(Part.RESERVE)
+        batch_of([chunk], [], self.block)
+        laps.start()
         self._finish()
         laps.lap(Part.PLAN)
         batch_of([chunk], [], self.block)
