@@ -10,26 +10,25 @@ EMPTY: Int32s = np.empty(0, np.int32)
 
 
 class Growing:
-    """`view` is what it holds now: valid until the next change, never written to by others."""
+    """`view` is what it holds now, `size` values: valid until the next change, changed by nobody but its owner."""
 
-    __slots__ = ("_room", "size")
+    __slots__ = ("_room", "size", "view")
 
     def __init__(self, values: Int32s) -> None:
         self._room = np.array(values, np.int32)
         self.size = len(values)
-
-    @property
-    def view(self) -> Int32s:
-        return self._room[: self.size]
+        self.view: Int32s = self._room
 
     def extend(self, values: Int32s) -> None:
+        """Room grows by an eighth at least, so that little of it is ever empty."""
         needed = self.size + len(values)
         if needed > len(self._room):
-            room = np.empty(max(needed, 2 * len(self._room), 8), np.int32)
+            room = np.empty(max(needed, self.size + (self.size >> 3) + 8), np.int32)
             room[: self.size] = self.view
             self._room = room
         self._room[self.size : needed] = values
         self.size = needed
+        self.view = self._room[:needed]
 
     def append(self, value: int) -> None:
         if self.size == len(self._room):
@@ -37,14 +36,9 @@ class Growing:
         else:
             self._room[self.size] = value
             self.size += 1
+            self.view = self._room[: self.size]
 
-    def trim(self, size: int) -> Int32s:
-        """Keep the first `size`; returns what was cut off."""
-        cut = self._room[size : self.size].copy()
+    def trim(self, size: int) -> None:
+        """Keep the first `size`."""
         self.size = size
-        return cut
-
-    def compact(self) -> None:
-        """Give back most of what it holds beyond its size: what grew is not expected to grow on."""
-        if len(self._room) > self.size + (self.size >> 3) + 8:
-            self._room = self.view.copy()
+        self.view = self._room[:size]

@@ -116,7 +116,7 @@ class KvCache:
             keys = self._keys(hold, tokens)
             tokens = stand_ins(keys, block)
         pages = sequence.pages.view[first:full]
-        found = self.tree.descend(hold.run, hold.length, tokens)
+        found = self.tree.descend(hold.run, hold.length, tokens, full - first)
         unused = EMPTY
         if found.blocks:
             unused = self._join(hold, found, pages)
@@ -157,14 +157,10 @@ class KvCache:
         self.give(sequence.pages.view[sequence.committed :])
         self.give(sequence.spare.view)
         hold = sequence.hold
-        run = hold.run
         self.tree.release(hold)
         if self.retention.has_timed:
-            for segment in self.tree.segments(run, hold.length):
+            for segment in self.tree.segments(hold.run, hold.length):
                 self.retention.let_go(segment.run)
-        if not run.is_held:
-            run.tokens.compact()
-            run.pages.compact()
 
     # Retention.
 

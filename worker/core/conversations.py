@@ -120,6 +120,9 @@ class Conversations:
         """In the order in which they were registered under this parent."""
         return [self._known[child] for child in self._children.get(parent_id, ())]
 
+    def has_children(self, conversation_id: str) -> bool:
+        return conversation_id in self._children
+
     def is_retry(self, conversation_id: str, turn: str, prompt: bytes) -> bool:
         """Whether a request with this turn and prompt hash repeats the conversation's last one."""
         known = self._known.get(conversation_id)

@@ -31,6 +31,16 @@ class Verdict:
     steps_left: int = 0
 
 
+def finished(conversations: Conversations, parent: str, step: int, min_idle_steps: int) -> list[Verdict]:
+    """Of those children of `parent` that are to be demoted now, in the order in which they came."""
+    asked = [
+        _verdict(conversations, child, step, min_idle_steps)
+        for child in conversations.children(parent)
+        if not child.demoted or conversations.has_children(child.id)
+    ]
+    return [verdict for verdict in asked if verdict.unfinished is None]
+
+
 def verdicts(conversations: Conversations, parent: str, step: int, min_idle_steps: int) -> list[Verdict]:
     """Of each child of `parent`, in the order in which they came."""
     return [_verdict(conversations, child, step, min_idle_steps) for child in conversations.children(parent)]

@@ -18,7 +18,7 @@ from worker.core.batches import ChunkOf, batch_of
 from worker.core.cache import KvCache
 from worker.core.config import CacheConfig, ReusePolicy
 from worker.core.conversations import Conversations
-from worker.core.demotion import descendants, verdicts
+from worker.core.demotion import descendants, finished
 from worker.core.events import CacheEvent
 from worker.core.journal import Decision, Journal
 from worker.core.plan import Plan
@@ -229,9 +229,7 @@ class Replica:
         if priority is None:
             return
         bound = self.config.finished_subagent_min_idle_iterations
-        for verdict in verdicts(self.conversations, parent, self._number, bound):
-            if verdict.unfinished is not None:
-                continue
+        for verdict in finished(self.conversations, parent, self._number, bound):
             for one in verdict.group:
                 below = tuple(other.id for other in descendants(self.conversations, one.id))
                 self.cache.demote(one.id, below, priority)

@@ -127,10 +127,13 @@ class Retention:
             is_others = terms.demoted and (terms.owner != owner or not owner)
             return terms._replace(priority=DEFAULT_PRIORITY, demoted=False) if is_others else terms
 
-        changed: list[ChangedStretch] = []
-        for segment in self._tree.segments(hold.run, hold.length):
-            changed += _told(segment.run, self._tree.change(segment.run, 0, raised))
-        return changed
+        path: list[Run] = []
+        run: Run | None = hold.run
+        while run is not None:
+            if run.stretches.has_demoted:
+                path.append(run)
+            run = run.parent
+        return [one for run in reversed(path) for one in _told(run, self._tree.change(run, 0, raised))]
 
     # Durations.
 

@@ -37,14 +37,17 @@ class Change(NamedTuple):
 class Stretches:
     """Covers the blocks [0, length) of a run; each stretch begins at a block."""
 
-    __slots__ = ("_starts", "_terms")
+    __slots__ = ("_starts", "_terms", "has_demoted")
 
     def __init__(self, terms: Terms) -> None:
         self._starts = [0]
         self._terms = [terms]
+        self.has_demoted = terms.demoted
+        """Some stretch is demoted."""
 
     def extend(self, start: int, terms: Terms) -> None:
         """Blocks from `start`, the run's length so far, are kept on `terms`."""
+        self.has_demoted |= terms.demoted
         if self._terms[-1] != terms:
             self._starts.append(start)
             self._terms.append(terms)
@@ -55,6 +58,7 @@ class Stretches:
         rest = Stretches(self._terms[first])
         rest._starts += [start - length for start in self._starts[first + 1 :]]
         rest._terms += self._terms[first + 1 :]
+        rest.has_demoted = any(terms.demoted for terms in rest._terms)
         self.trim(length)
         return rest
 
@@ -62,6 +66,7 @@ class Stretches:
         """Keep the first `length` blocks, at least one."""
         stop = self._index(length - 1) + 1
         del self._starts[stop:], self._terms[stop:]
+        self._look_for_demoted()
 
     def change(self, start: int, length: int, changed: Callable[[Terms], Terms]) -> list[Change]:
         """New terms for the blocks [start, length) of a run with `length` blocks; returns what is different."""
@@ -81,6 +86,7 @@ class Stretches:
                     terms.append(new)
         if changes:
             self._starts, self._terms = starts, terms
+            self.has_demoted = any(one.demoted for one in terms)
         return changes
 
     def of_length(self, length: int) -> Iterator[tuple[int, int, Terms]]:
@@ -120,6 +126,10 @@ class Stretches:
                 break
             first = self._starts[index]
         return first
+
+    def _look_for_demoted(self) -> None:
+        if self.has_demoted:
+            self.has_demoted = any(terms.demoted for terms in self._terms)
 
     def is_merged(self) -> bool:
         """No two neighbours are kept on the same terms."""

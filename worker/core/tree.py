@@ -74,23 +74,29 @@ class RunTree:
         root = self._roots.get(scope)
         if root is None:
             return NOTHING
-        return self.descend(root, 0, tokens[: max_blocks * self._block])
+        return self.descend(root, 0, tokens, max_blocks)
 
-    def descend(self, run: Run, length: int, tokens: Int32s) -> Match:
-        """From after `length` blocks of `run` along `tokens`, by whole blocks."""
+    def descend(self, run: Run, length: int, tokens: Int32s, max_blocks: int) -> Match:
+        """From after `length` blocks of `run` along `tokens`, by whole blocks, at most `max_blocks`."""
         block = self._block
-        blocks = len(tokens) // block
-        done = 0
+        size = block * tokens.itemsize
+        # What came over a wire are bytes already.
+        wire = tokens.base
+        prompt = wire if isinstance(wire, bytes) and len(wire) == tokens.nbytes else tokens.tobytes()
+        stop = min(len(prompt) // size, max_blocks) * size
+        at = 0
         while True:
-            fit = min(run.length - length, blocks - done)
-            same = _equal_blocks(run.tokens.view[length * block :], tokens[done * block :], fit, block)
-            length += same
-            done += same
-            if length < run.length or done == blocks:
-                return Match(run, length, done)
-            child = run.children.get(tokens[done * block : (done + 1) * block].tobytes())
+            whole = run.tokens.view[length * block :] if length else run.tokens.view
+            # One memcmp, no temporary: only the run in which the match ends is compared block by block.
+            if not prompt.startswith(whole, at) or at + whole.nbytes > stop:
+                fit = min(run.pages.size - length, (stop - at) // size)
+                same = _equal_blocks(whole, tokens[at // tokens.itemsize :], fit, block)
+                return Match(run, length + same, at // size + same)
+            at += whole.nbytes
+            length = run.pages.size
+            child = run.children.get(prompt[at : at + size]) if at < stop else None
             if child is None:
-                return Match(run, length, done)
+                return Match(run, length, at // size)
             run, length = child, 0
 
     def match_within(self, match: Match, tokens: Int32s, may_copy: Callable[[int], bool]) -> PartMatch | None:
@@ -119,11 +125,12 @@ class RunTree:
         """How many blocks of the device a hold of the first `length` blocks of `run` would keep that no other keeps."""
         count = 0
         while run is not None:
-            count += max(0, min(length, run.ends[Tier.DEVICE]) - run.held_length)
-            if run.is_held:
-                break
+            warm = min(length, run.ends[0])
+            if run.holds or run.held_children:
+                return count + max(0, warm - run.held_length)
+            count += warm
             run = run.parent
-            length = run.length if run is not None else 0
+            length = run.pages.size if run is not None else 0
         return count
 
     def path_pages(self, hold: Hold) -> Int32s:
@@ -185,11 +192,13 @@ class RunTree:
         run = hold.run
         run.holds.remove(hold)
         self._recount(run)
-        while not run.is_held and run.parent is not None:
+        while not run.held_children and not run.holds and run.parent is not None:
             run = run.parent
             run.held_children -= 1
-            self._recount(run)
-        self._drop_if_empty_root(run)
+            if not run.held_children:
+                self._recount(run)
+        if run.parent is None:
+            self._drop_if_empty_root(run)
 
     def move(self, hold: Hold, run: Run, length: int) -> None:
         """To another place of its path."""
@@ -209,11 +218,16 @@ class RunTree:
         was_held = run.is_held
         run.holds.append(hold)
         self._recount(run)
-        while not was_held and run.parent is not None:
-            run = run.parent
-            was_held = run.is_held
-            run.held_children += 1
-            self._recount(run)
+        parent = run.parent
+        while not was_held and parent is not None:
+            was_held = bool(parent.holds) or parent.held_children > 0
+            parent.held_children += 1
+            if parent.held_children == 1:
+                for tier, idle in enumerate(parent.idle):
+                    if idle:
+                        self.num_idle[tier] -= idle
+                        parent.idle[tier] = 0
+            parent = parent.parent
 
     # Growing.
 
@@ -538,15 +552,17 @@ class RunTree:
 
     def _recount(self, run: Run) -> None:
         """Bring the idle blocks of this run up to date; it may join an eviction order."""
-        held = run.held_length
+        held = run.held_length if run.holds or run.held_children else 0
         start = 0
         for tier, end in enumerate(run.ends):
-            idle = max(0, end - max(start, held))
+            first = start if start > held else held
+            idle = end - first if end > first else 0
             if idle != run.idle[tier]:
                 self.num_idle[tier] += idle - run.idle[tier]
                 run.idle[tier] = idle
             start = end
-        self._enqueue(run)
+        if not run.first_tiers[0]:
+            self._enqueue(run)
 
     def _enqueue(self, run: Run) -> None:
         if run.number not in self._runs:
