@@ -128,7 +128,7 @@ class WorkerLink:
         block = welcome.server.capacity.kv_block_size
         self._fleet.joined(self.worker_id, self._instance_id, welcome.model.max_context_length, block)
         self._report(welcome.load)
-        self._subscribe(self._fleet.kv.connected(self.worker_id, self._instance_id))
+        self._subscribe(self._fleet.follow(self.worker_id, self._instance_id))
         log.info("a worker is linked", worker=self.worker_id, instance=self._instance_id)
 
     def _subscribe(self, resume: Resume) -> None:
@@ -138,7 +138,7 @@ class WorkerLink:
 
     def _kv_events(self, events: link_pb2.KvEvents) -> None:
         try:
-            is_whole = self._fleet.kv.feed(self.worker_id, batch_from_link(events))
+            is_whole = self._fleet.fed(self.worker_id, batch_from_link(events))
         except NotKv as fault:
             raise _Broken(f"the worker sent {fault}") from fault
         if not is_whole:

@@ -129,7 +129,7 @@ class OpenEngineWorker:
                 except (_NotFollowed, NotKv) as fault:
                     unfollowed = instance_id
                     log.info("a worker's KV events are of no use", worker=self.worker_id, why=str(fault))
-                self._fleet.kv.lost(self.worker_id)
+                self._fleet.unfollow(self.worker_id)
             await asyncio.sleep(pauses.next_s())
 
     async def _kv_events(self, control: service_pb2_grpc.ControlStub, instance_id: str) -> None:
@@ -145,12 +145,12 @@ class OpenEngineWorker:
             if epoch != instance_id:
                 return
             batches = OpenEngineBatches(epoch)
-            self._fleet.kv.connected(self.worker_id, epoch)
+            self._fleet.follow(self.worker_id, epoch)
             async for response in stream:
                 if response.HasField("error"):
                     log.info("KV events are missing", worker=self.worker_id, why=response.error.message)
                     return
-                if not self._fleet.kv.feed(self.worker_id, batches.read(response.batch)):
+                if not self._fleet.fed(self.worker_id, batches.read(response.batch)):
                     return
         finally:
             stream.cancel()

@@ -10,7 +10,7 @@ from enginelink.v1 import link_pb2
 from openengine.v1 import kv_pb2
 from worker.core.events import KEY_BYTES, CacheEvent, Cleared, Removed, Stored, Updated
 from worker.core.tiers import Tier
-from worker.kv_events import Batch, SnapshotPart
+from worker.kv_batches import Batch, SnapshotPart
 
 HASH_ENCODING = "sha256"
 MEDIUMS = {Tier.DEVICE: link_pb2.MEDIUM_DEVICE, Tier.HOST: link_pb2.MEDIUM_HOST, Tier.DISK: link_pb2.MEDIUM_DISK}

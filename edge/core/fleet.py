@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from edge.core.kv_index import KvIndex
+from edge.core.kv_index import KvBatch, KvIndex, Resume
 from edge.core.types import WorkerId
 
 
@@ -21,7 +21,7 @@ class Worker:
     """`role`: what the configuration uses it for. `in_flight`: this edge's own legs there.
 
     `others`: requests that it runs or queues for other edges, as of its last report. `tokens_per_block`: of its cache;
-    0 where that is not known.
+    0 where that is not known. `cached_blocks`: how many of its blocks the index knows; None: it does not follow it.
     """
 
     worker_id: WorkerId
@@ -31,6 +31,7 @@ class Worker:
     instance_id: str = ""
     max_context_length: int = 0
     tokens_per_block: int = 0
+    cached_blocks: int | None = None
     in_flight: int = 0
     others: int = 0
 
@@ -42,7 +43,7 @@ class Worker:
 class Fleet:
     """The workers of the configuration, by address. Fed by links; read by the router.
 
-    `kv`: what their caches hold. A worker that is lost is down there too; its link says when it can be followed.
+    `kv`: what their caches hold.
     """
 
     def __init__(self, context: Iterable[str], generation: Iterable[str]) -> None:
@@ -70,7 +71,28 @@ class Fleet:
     def lost(self, worker_id: WorkerId) -> None:
         worker = self.workers[worker_id]
         worker.ready, worker.others = False, 0
+        self.unfollow(worker_id)
+
+    def follow(self, worker_id: WorkerId, epoch: str) -> Resume:
+        """The worker, which started as `epoch`, can tell its KV events: what to ask it for."""
+        resume = self.kv.connected(worker_id, epoch)
+        self._count_blocks(worker_id)
+        return resume
+
+    def fed(self, worker_id: WorkerId, batch: KvBatch) -> bool:
+        """The worker told KV events. False: something is missing, ask for a snapshot."""
+        is_whole = self.kv.feed(worker_id, batch)
+        self._count_blocks(worker_id)
+        return is_whole
+
+    def unfollow(self, worker_id: WorkerId) -> None:
+        """Nothing more is heard of its cache."""
         self.kv.lost(worker_id)
+        self._count_blocks(worker_id)
+
+    def _count_blocks(self, worker_id: WorkerId) -> None:
+        known = self.kv.is_known(worker_id)
+        self.workers[worker_id].cached_blocks = len(self.kv.workers[worker_id].blocks) if known else None
 
     def reported(self, worker_id: WorkerId, requests: int, *, draining: bool) -> None:
         """`requests`: all that the worker runs and queues, ours included."""

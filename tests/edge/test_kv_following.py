@@ -56,7 +56,10 @@ async def test_an_edge_knows_what_a_worker_held_and_what_changes(protocol: Spoke
         await until(lambda: known(driver, 1, 2, 3) == 2)
         await worker.act(lambda cache: cache.clear())
         await until(lambda: known(driver, 1) == 0)
-        assert driver.fleet.workers[WorkerId(address)].tokens_per_block == BLOCK
+        fleet_worker = driver.fleet.workers[WorkerId(address)]
+        assert (fleet_worker.tokens_per_block, fleet_worker.cached_blocks) == (BLOCK, 0)
+        await worker.store(1, 2)
+        await until(lambda: fleet_worker.cached_blocks == 2)
 
 
 @pytest.mark.anyio

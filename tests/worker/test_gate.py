@@ -37,6 +37,14 @@ def test_an_agreed_step_does_not_wait() -> None:
     assert delivered == [step(1)]
 
 
+def test_what_is_told_before_the_first_step_waits_for_no_agreement() -> None:
+    delivered: list[StepTold] = []
+
+    Gate(delivered.append).hold(step(0))
+
+    assert delivered == [step(0)]
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.booleans(), max_size=30))
 def test_steps_leave_in_order_and_never_before_their_agreement(holds: list[bool]) -> None:

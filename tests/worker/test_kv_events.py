@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from worker.commands import KvSnapshot
 from worker.core.events import CacheEvent, Cleared, Removed, Stored, Updated
 from worker.core.tiers import Tier
-from worker.kv_events import MAX_BATCH_COST, Batch, Behind, EventLog, Follower, SnapshotPart, _cost
+from worker.kv_batches import MAX_BATCH_COST, Batch, SnapshotPart, cost_of
+from worker.kv_events import Behind, EventLog, Follower
 
 
 def stored(number: int, blocks: int = 1, block_tokens: int = 2) -> Stored:
@@ -164,7 +165,7 @@ def test_what_is_too_much_for_one_batch_is_told_in_several(event: Stored | Remov
     told = [one for batch in batches for one in batch.events]
     assert len(batches) > 3
     assert numbers(list(batches)) == list(range(1, len(batches) + 1))
-    assert all(sum(map(_cost, batch.events)) <= MAX_BATCH_COST for batch in batches)
+    assert all(sum(map(cost_of, batch.events)) <= MAX_BATCH_COST for batch in batches)
     assert isinstance(told[0], Cleared)
     pieces = [one for one in told if isinstance(one, Stored | Removed)]
     assert b"".join(piece.keys for piece in pieces) == event.keys
@@ -254,4 +255,4 @@ TestReaders = Readers.TestCase
 
 
 def test_an_update_costs_no_more_than_it_says() -> None:
-    assert _cost(Updated(b"a" * 32, b"b" * 32, 1 << 30, 35, 1)) < 100
+    assert cost_of(Updated(b"a" * 32, b"b" * 32, 1 << 30, 35, 1)) < 100
