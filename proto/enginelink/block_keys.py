@@ -44,12 +44,12 @@ def block_keys(previous: BlockKey, token_ids: bytes | memoryview, tokens_per_blo
     """
     block_bytes = tokens_per_block * TOKEN_BYTES
     frame = block_bytes.to_bytes(8, "little")
-    tokens = memoryview(token_ids).cast("B")
+    tokens = bytes(token_ids)
+    fresh = hashlib.sha256()
     keys: list[BlockKey] = []
     for start in range(0, len(tokens) - block_bytes + 1, block_bytes):
-        digest = hashlib.sha256(previous)
-        digest.update(frame)
-        digest.update(tokens[start : start + block_bytes])
+        digest = fresh.copy()
+        digest.update(previous + frame + tokens[start : start + block_bytes])
         previous = BlockKey(digest.digest())
         keys.append(previous)
     return keys

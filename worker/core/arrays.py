@@ -23,7 +23,7 @@ class Growing:
         """Room grows by an eighth at least, so that little of it is ever empty."""
         needed = self.size + len(values)
         if needed > len(self._room):
-            room = np.empty(max(needed, self.size + (self.size >> 3) + 8), np.int32)
+            room = np.empty(needed + (needed >> 3) + 8, np.int32)
             room[: self.size] = self.view
             self._room = room
         self._room[self.size : needed] = values

@@ -37,6 +37,8 @@ class Copies:
         """`sizes`: pages of each tier."""
         self.running: dict[int, Copy] = {}
         self.num_loads = 0
+        self.num_leaving = [0] * len(sizes)
+        """Pages of each tier that running copies leave and nobody else has; none of the device."""
         self._number = 0
         self._fills: tuple[npt.NDArray[np.int64], ...] = tuple(np.zeros(size, np.int64) for size in sizes)
 
@@ -44,7 +46,7 @@ class Copies:
         self._number += 1
         work = CopyWork(self._number, source, target, sources, targets)
         self.running[self._number] = Copy(work, hold)
-        self.num_loads += target is Tier.DEVICE
+        self._count(work, 1)
         self._fills[target][targets] = self._number
         return work
 
@@ -52,11 +54,17 @@ class Copies:
         """The copy, and of which of its targets it was still the one that fills them."""
         copy = self.running.pop(number)
         work = copy.work
-        self.num_loads -= work.target is Tier.DEVICE
+        self._count(work, -1)
         fills = self._fills[work.target]
         current = fills[work.targets] == number
         fills[work.targets[current]] = 0
         return copy, current
+
+    def _count(self, work: CopyWork, by: int) -> None:
+        if work.target is Tier.DEVICE:
+            self.num_loads += by
+        if work.source is not Tier.DEVICE:
+            self.num_leaving[work.source] += by * len(work.sources)
 
     def disown(self, tier: Tier, pages: Int32s) -> npt.NDArray[np.bool_]:
         """The blocks in these pages go elsewhere; returns of which pages a running copy fills them, still."""
@@ -85,5 +93,5 @@ class Copies:
         for copy, current in running:
             work = copy.work
             self.running[work.number] = copy
-            self.num_loads += work.target is Tier.DEVICE
+            self._count(work, 1)
             self._fills[work.target][work.targets[current]] = work.number

@@ -71,18 +71,9 @@ class Pools:
 
     def counts(self, tier: Tier) -> PageCounts:
         free, cached = len(self.free[tier]), self._tree.num_idle[tier]
-        moving = self._num_charged(tier)
-        if tier is not Tier.DEVICE:
-            moving = min(moving, self.sizes[tier] - free - cached)
+        moving = self.copies.num_leaving[tier]
         total = self.sizes[tier]
         return PageCounts(total, free, total - free - cached - moving, cached, moving, tier in self.off)
-
-    def _num_charged(self, tier: Tier) -> int:
-        """Pages of `tier` that running copies leave, or, on the device, fill."""
-        running = self.copies.running.values()
-        if tier is Tier.DEVICE:
-            return 0
-        return sum(len(copy.work.sources) for copy in running if copy.work.source is tier)
 
     # Taking pages of the device.
 
@@ -101,19 +92,22 @@ class Pools:
         self.free[Tier.DEVICE].give(pages)
 
     def make_ahead(self) -> None:
-        """Room for the next plan, coldest first, as far as this plan may still move pages."""
-        host, device = self.free[Tier.HOST], self.free[Tier.DEVICE]
-        if self.colder(Tier.HOST) is not None and Tier.HOST not in self.off:
-            while len(host) + self._num_charged(Tier.HOST) < self._ahead(Tier.HOST):
-                if not self._leave(Tier.HOST, 1 << 30, ahead=True):
-                    break
-        if self.colder(Tier.DEVICE) is not None:
-            while len(device) < self._ahead(Tier.DEVICE):
-                if not self._leave(Tier.DEVICE, self._ahead(Tier.DEVICE) - len(device), ahead=True):
-                    break
+        """Room for the next plans, coldest first, as far as this one may still move pages.
 
-    def _ahead(self, tier: Tier) -> int:
-        return min(self._config.max_offload_pages_per_plan, -(-self.sizes[tier] // AHEAD_SHARE))
+        Where less than half of what is kept free is left, all of it is made: few big copies cost less than many.
+        """
+        for tier in (Tier.HOST, Tier.DEVICE):
+            if self.colder(tier) is None or tier in self.off:
+                continue
+            ahead = min(self._config.max_offload_pages_per_plan, -(-self.sizes[tier] // AHEAD_SHARE))
+            missing = ahead - self._num_soon_free(tier)
+            if 2 * missing <= ahead:
+                continue
+            while missing > 0 and self._leave(tier, missing, ahead=True):
+                missing = ahead - self._num_soon_free(tier)
+
+    def _num_soon_free(self, tier: Tier) -> int:
+        return len(self.free[tier]) + self.copies.num_leaving[tier]
 
     # How blocks leave.
 
@@ -131,8 +125,6 @@ class Pools:
             return False
         stop = run.ends[tier]
         start = max(run.span(tier)[0], run.held_length, run.stretches.first_within(stop, priority))
-        if ahead and count > self._ahead(tier):
-            count = self._ahead(tier) - len(self.free[tier]) - self._num_charged(tier)
         count = min(stop - start, count)
         colder = self.colder(tier)
         if colder is None:

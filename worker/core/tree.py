@@ -81,14 +81,14 @@ class RunTree:
         block = self._block
         size = block * tokens.itemsize
         # What came over a wire are bytes already.
-        wire = tokens.base
+        wire: object = tokens.base
         prompt = wire if isinstance(wire, bytes) and len(wire) == tokens.nbytes else tokens.tobytes()
         stop = min(len(prompt) // size, max_blocks) * size
         at = 0
         while True:
             whole = run.tokens.view[length * block :] if length else run.tokens.view
             # One memcmp, no temporary: only the run in which the match ends is compared block by block.
-            if not prompt.startswith(whole, at) or at + whole.nbytes > stop:
+            if not prompt.startswith(whole.data, at) or at + whole.nbytes > stop:
                 fit = min(run.pages.size - length, (stop - at) // size)
                 same = _equal_blocks(whole, tokens[at // tokens.itemsize :], fit, block)
                 return Match(run, length + same, at // size + same)
