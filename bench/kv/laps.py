@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import gc
 import statistics
 import time
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ Figures: TypeAlias = dict[str, float]
 class Part(enum.IntEnum):
     """MATCH: what of the prompt is cached, keys included. RESERVE: hold it and take pages. COMMIT: what was computed
     becomes visible. RELEASE: the end. PLAN: opening and closing plans: digest, events, room for the next one.
-    ONBOARD: waiting for what lay in colder tiers."""
+    ONBOARD: waiting for what lay in colder tiers. COLLECT: garbage collections that fell into it."""
 
     MATCH = 0
     RESERVE = 1
@@ -27,6 +28,7 @@ class Part(enum.IntEnum):
     RELEASE = 3
     PLAN = 4
     ONBOARD = 5
+    COLLECT = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +41,57 @@ class Turn:
     answer: Int32s = field(default_factory=lambda: np.empty(0, np.int32))
 
 
+class _Collections:
+    """How long garbage was collected, in all."""
+
+    def __init__(self) -> None:
+        self.ns = 0
+        self._began = 0
+        gc.callbacks.append(self._hear)
+
+    def _hear(self, phase: str, info: object) -> None:
+        if phase == "start":
+            self._began = time.thread_time_ns()
+        else:
+            self.ns += time.thread_time_ns() - self._began
+
+
+_collections = _Collections()
+
+
 class Laps:
     """CPU time of one request: `start`, then `lap` at the end of each part, as often as it comes.
 
     `own_ns`: what a lap itself costs; it is counted in none.
     """
 
-    __slots__ = ("_at", "ns")
+    __slots__ = ("_at", "_collected", "ns")
     own_ns: ClassVar[int] = 0
 
     def __init__(self) -> None:
         self.ns = [0] * len(Part)
-        self._at = 0
+        self._at = self._collected = 0
 
     def start(self) -> None:
         """What was done since the last lap belongs to no part."""
+        self._collected = _collections.ns
         self._at = time.thread_time_ns()
 
     def lap(self, part: Part) -> None:
-        now = time.thread_time_ns()
-        self.ns[part] += now - self._at - self.own_ns
-        self._at = now
+        self.ns[part] += self._since()
 
     def take_off(self, part: Part) -> None:
         """What was done since the last lap had been counted for `part` and is none of it."""
+        self.ns[part] -= self._since()
+
+    def _since(self) -> int:
         now = time.thread_time_ns()
-        self.ns[part] -= now - self._at - self.own_ns
+        collected = _collections.ns - self._collected
+        self.ns[Part.COLLECT] += collected
+        since = now - self._at - self.own_ns - collected
         self._at = now
+        self._collected += collected
+        return since
 
     @classmethod
     def calibrate(cls) -> None:
@@ -85,8 +111,9 @@ class Laps:
 
 
 def medians_us(laps: Sequence[Laps]) -> Figures:
-    """Of each part, by its name."""
-    return {part.name.lower(): us(statistics.median(one.ns[part] for one in laps)) for part in Part}
+    """Of each part, by its name; of collections the mean, as most requests meet none."""
+    medians = {part.name.lower(): us(statistics.median(one.ns[part] for one in laps)) for part in Part}
+    return {**medians, Part.COLLECT.name.lower(): us(statistics.fmean(one.ns[Part.COLLECT] for one in laps))}
 
 
 def spread_us(laps: Sequence[Laps]) -> Figures:

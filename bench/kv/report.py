@@ -63,7 +63,7 @@ def _dominating(results: dict[str, Any]) -> list[dict[str, Any]]:
         of = {"shape": ours["shape"], "memory": ours["memory"]}
         bare["match"] = limit[f"compare_{ours['memory']}_us"]
         for cost, part in sorted(((float(ours[part]), part) for part in turns.PARTS), reverse=True):
-            share = round(cost / ours["median"], 2)
+            share = round(cost / ours["mean"], 2)
             rows.append({**of, "part": part, "us": cost, "share": share, "limit_us": bare.get(part, "")})
     return rows
 
@@ -80,9 +80,9 @@ def _aims(results: dict[str, Any]) -> list[dict[str, Any]]:
     for row in results["turns"]:
         about = f"{row['shape']}, {row['memory']}"
         if row["manager"] == turns.RUN_TREE:
-            aim(f"{about}: µs per request", row["median"], REQUEST_US)
+            aim(f"{about}: µs per request", row["mean"], REQUEST_US)
         else:
-            aim(f"{about}: {row['manager']}: µs per request", row["median"], REFERENCE_US)
+            aim(f"{about}: {row['manager']}: µs per request", row["mean"], REFERENCE_US)
             aim(f"{about}: {row['manager']}: ratio", row["ratio"], RATIO, at_least=True)
     for name, figure in (("by_blocks", "us"), ("idle", "decode_us"), ("idle", "empty_us")):
         costs = [float(row[figure]) for row in results[name]]

@@ -88,7 +88,12 @@ class RunTree:
         return cached
 
     def make_room(self, tokens: int) -> None:
-        """Leave the pages of so many tokens free: a request took them and nothing of it was committed."""
+        """Leave the pages of so many tokens free beyond those that are kept free, so that nothing is evicted for them.
+
+        A request took them, and nothing of it was committed.
+        """
+        config = self.replica.config
+        tokens += self.block * min(config.max_offload_pages_per_plan, config.num_pages // 16)
         live = self._live(Turn(np.full(tokens, -1, np.int32), ""))
         key = live.request.key
         place = Place(live.tokens, Match(None, 0, 0), None, 0)

@@ -8,8 +8,9 @@ finished, and demotes it.
 built side by side and then measured one after the other, so that hardly any of it is, as when others are served between
 two turns; the new prompt itself has just come in.
 
-The pool is full: pages come from evictions, but for every other request, for which room was made before; the difference
-of the two is what evicting costs.
+The pool is full, and room is made for several requests at once: what evicting costs is the difference of means between
+rounds of requests that take part in that and rounds for which there was room. Parts are of the latter, totals and
+ratios of the former.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from bench.block_manager import byte_keys, pickled_keys
-from bench.kv.laps import Figures, Int32s, Laps, Turn, medians_us, spread_us, us
+from bench.kv.laps import Figures, Int32s, Laps, Part, Turn, medians_us, spread_us, us
 from bench.kv.per_block import PerBlock
 from bench.kv.run_tree import RunTree
 
@@ -33,13 +34,13 @@ MEMORIES = ("near", "far")
 RUN_TREE = "run tree"
 PICKLED = "per block, keys as vLLM's"
 BYTES = "per block, keys of bytes"
-PARTS = ("match", "reserve", "commit", "release", "plan", "onboard", "evict")
+PARTS = ("match", "reserve", "commit", "release", "plan", "onboard", "collect", "evict")
 
 
 @dataclass(frozen=True, slots=True)
 class TurnsSize:
-    """`far` conversations are built side by side and measured `far_rounds` times, or one `near_rounds` times; some more
-    rounds come first, until the pool is full."""
+    """`far` conversations are built side by side and measured `far_rounds` times, or one `near_rounds` times; managers
+    that make no room ahead a quarter as often. Some more rounds come first, until the pool is full."""
 
     warm_tokens: int = 142_000
     turns: int = 43
@@ -47,8 +48,8 @@ class TurnsSize:
     tokens_per_block: int = 32
     side_tokens: int = 640
     far: int = 12
-    far_rounds: int = 4
-    near_rounds: int = 24
+    far_rounds: int = 8
+    near_rounds: int = 64
 
     def blocks(self, side_by_side: int) -> int:
         """Of all conversations that are alive at once, and as many as three more."""
@@ -65,15 +66,18 @@ class Manager(Protocol):
 
 
 def measure(size: TurnsSize) -> list[dict[str, Any]]:
-    """A row per shape, nearness and manager, parts in µs; `ratio`: this manager's median to the run tree's."""
+    """A row per shape, nearness and manager, parts in µs; `ratio`: this manager's mean to the run tree's."""
     rows: list[dict[str, Any]] = []
     for shape, memory in itertools.product(SHAPES, MEMORIES):
         ours = 0.0
         side_by_side = 1 if memory == "near" else size.far
         for name, manager in managers(size.blocks(side_by_side), size.tokens_per_block):
-            figures = _measured(manager, size, side_by_side, forked=shape == "forked")
-            ours = ours or figures["median"]
-            ratio = round(figures["median"] / ours, 2)
+            rounds = size.near_rounds if memory == "near" else size.far_rounds
+            if name != RUN_TREE:
+                rounds //= 4
+            figures = _measured(manager, size, side_by_side, rounds, forked=shape == "forked")
+            ours = ours or figures["mean"]
+            ratio = round(figures["mean"] / ours, 2)
             rows.append({"shape": shape, "memory": memory, "manager": name, **figures, "ratio": ratio})
     return rows
 
@@ -87,16 +91,14 @@ def managers(num_pages: int, tokens_per_block: int) -> Iterator[tuple[str, Manag
     yield BYTES, PerBlock(num_pages + 2 * cold, tokens_per_block, byte_keys)
 
 
-def _measured(manager: Manager, size: TurnsSize, side_by_side: int, *, forked: bool) -> Figures:
-    """Parts of requests that found room, `evict` what the others cost beyond; the totals are of those."""
+def _measured(manager: Manager, size: TurnsSize, side_by_side: int, rounds: int, *, forked: bool) -> Figures:
     full: list[Laps] = []
     roomy: list[Laps] = []
-    rounds = size.near_rounds if side_by_side == 1 else size.far_rounds
     # Host and disk, or what stands for them, are half as much as the device.
     until_full = -(-3 * (side_by_side + 3) // (2 * side_by_side))
     for number in range(until_full + rounds):
-        for index, turn in enumerate(_built(manager, size, number, side_by_side, forked=forked)):
-            has_room = (number + index) % 2 == 1
+        for turn in _built(manager, size, number, side_by_side, forked=forked):
+            has_room = number % 2 == 1
             if has_room:
                 manager.make_room(2 * size.new_tokens)
             laps = Laps()
@@ -104,8 +106,12 @@ def _measured(manager: Manager, size: TurnsSize, side_by_side: int, *, forked: b
             assert cached > size.warm_tokens - 2 * size.tokens_per_block, "the conversation was not warm"
             if number >= until_full:
                 (roomy if has_room else full).append(laps)
-    evict = statistics.median(one.total_ns for one in full) - statistics.median(one.total_ns for one in roomy)
+    evict = statistics.fmean(map(_own_ns, full)) - statistics.fmean(map(_own_ns, roomy))
     return {**medians_us(roomy), "evict": us(evict), **spread_us(full)}
+
+
+def _own_ns(laps: Laps) -> int:
+    return laps.total_ns - laps.ns[Part.COLLECT]
 
 
 def _built(manager: Manager, size: TurnsSize, number: int, side_by_side: int, *, forked: bool) -> list[Turn]:

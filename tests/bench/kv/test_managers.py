@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import numpy as np
@@ -105,3 +106,14 @@ def test_a_part_that_is_taken_off_counts_for_none() -> None:
 
     assert once > 10_000
     assert laps.total_ns == laps.ns[Part.MATCH] < once
+
+
+def test_a_garbage_collection_is_told_apart_from_the_part_that_it_falls_into() -> None:
+    garbage = [[number] for number in range(200_000)]
+    laps = Laps()
+    laps.start()
+    gc.collect()
+    laps.lap(Part.MATCH)
+
+    assert laps.ns[Part.COLLECT] > 10 * laps.ns[Part.MATCH]
+    assert len(garbage) == 200_000

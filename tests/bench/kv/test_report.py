@@ -20,7 +20,7 @@ from tests.kinroute.replay.recorded import request, session, write
 
 SIZES = report.Sizes(
     turns=TurnsSize(
-        warm_tokens=256, turns=4, new_tokens=16, tokens_per_block=4, side_tokens=8, far=3, far_rounds=1, near_rounds=2
+        warm_tokens=256, turns=4, new_tokens=16, tokens_per_block=4, side_tokens=8, far=3, far_rounds=8, near_rounds=8
     ),
     recorded=RecordedSize(alive=2, num_pages=64, tokens_per_block=2, warm_up=3, requests=6),
     demotion=DemotionSize(
