@@ -15,12 +15,18 @@ import yaml
 from kinroute.problem import Problem
 
 EMBEDDED = "embedded"
+CONTEXT_CACHE: dict[str, Any] = {
+    "host_cache_size": "256MiB",
+    "block_reuse_config": {"policy": "per_conversation", "finished_subagent_priority": 1},
+}
+"""Finished sub-agents are demoted where prompts are prefilled; generation workers evict by age alone."""
+GENERATION_CACHE: dict[str, Any] = {"block_reuse_config": {"policy": "per_conversation"}}
 DEFAULT: dict[str, Any] = {
     "model": EMBEDDED,
     "edge": {},
     "workers": [
-        {"role": "context", "tensor_parallel_size": 2, "threads_per_rank": 1},
-        {"role": "generation", "tensor_parallel_size": 1, "threads_per_rank": 1},
+        {"role": "context", "tensor_parallel_size": 2, "threads_per_rank": 1, "kv_cache_config": CONTEXT_CACHE},
+        {"role": "generation", "tensor_parallel_size": 1, "threads_per_rank": 1, "kv_cache_config": GENERATION_CACHE},
     ],
 }
 

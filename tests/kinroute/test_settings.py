@@ -3,9 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from kinroute import settings
 from kinroute.problem import Problem
+from worker.settings import WorkerSettings, load_settings
 
 
 def read(folder: Path, text: str) -> dict[str, object]:
@@ -17,6 +19,31 @@ def read(folder: Path, text: str) -> dict[str, object]:
 def test_without_a_file_a_context_worker_of_two_ranks_and_a_generation_worker_of_one_are_started() -> None:
     shape = [(worker["role"], worker["tensor_parallel_size"]) for worker in settings.read(None)["workers"]]
     assert shape == [("context", 2), ("generation", 1)]
+
+
+def embedded_worker(folder: Path, role: str) -> WorkerSettings:
+    """As the worker itself reads what `up` writes for it."""
+    (folder / "config.json").write_text("{}")
+    given = next(worker for worker in settings.read(None)["workers"] if worker["role"] == role)
+    file = folder / "worker.yaml"
+    file.write_text(yaml.safe_dump({"model": str(folder)} | given))
+    return load_settings(file, {})
+
+
+def test_without_a_file_the_context_worker_demotes_finished_sub_agents(tmp_path: Path) -> None:
+    cache = embedded_worker(tmp_path, "context").kv_cache_config
+
+    assert cache.chosen_retention_policy == "subagent"
+    assert cache.block_reuse_config.finished_subagent_priority == 1
+    assert cache.block_reuse_config.finished_subagent_min_idle_iterations == 32
+    assert cache.host_cache_size == 256 << 20
+
+
+def test_without_a_file_the_generation_worker_knows_conversations_and_demotes_none(tmp_path: Path) -> None:
+    cache = embedded_worker(tmp_path, "generation").kv_cache_config
+
+    assert cache.block_reuse_config.policy == "per_conversation"
+    assert cache.chosen_retention_policy == "lru"
 
 
 def test_an_unknown_key_names_the_nearest_known_one(tmp_path: Path) -> None:
