@@ -124,13 +124,17 @@ def _child(replica: Replica, verdict: Verdict) -> dict[str, Any]:
 
 
 def _demotion(replica: Replica, one: Conversation) -> dict[str, Any]:
-    """Of one conversation that would be demoted with its child: which of its blocks would go, and which would not."""
+    """Of one conversation that would be demoted with its child: which of its blocks would go, and which would not.
+
+    `reused`: what lies in front of its first own block; it found that, so others own it.
+    """
     retention, priority = replica.cache.retention, replica.config.finished_subagent_priority
     covered = [one.id, *(other.id for other in descendants(replica.conversations, one.id))]
     clear = {run.number: first for run, first in retention.clear_parts(dict.fromkeys(covered, retention.births))}
+    owned = _owned(replica, one.id)
     goes: list[dict[str, Any]] = []
     stays: list[dict[str, Any]] = []
-    for run, start, stop, own in _owned(replica, one.id):
+    for run, start, stop, own in owned:
         first = min(stop, max(start, clear.get(run.number, run.length)))
         held = min(first, max(start, run.held_length))
         for begin, end, why in ((start, held, HELD), (held, first, EXTENDED)):
@@ -140,9 +144,32 @@ def _demotion(replica: Replica, one: Conversation) -> dict[str, Any]:
             goes.append({**_stretch(run, first, stop), "priority": own})
     return {
         "conversation": one.id,
-        "would_demote": {"blocks": sum(part["blocks"] for part in goes), "stretches": goes},
-        "stays": {"blocks": sum(part["blocks"] for part in stays), "stretches": stays},
+        "would_demote": _counted(goes),
+        "stays": _counted(stays),
+        "reused": _counted(_in_front_of(*min(owned, key=_position)[:2]) if owned else []),
     }
+
+
+def _position(part: tuple[Run, int, int, int]) -> int:
+    run, start, _, _ = part
+    return run.start + start
+
+
+def _in_front_of(run: Run, block: int) -> list[dict[str, Any]]:
+    """The path to this block of `run`, from its beginning."""
+    parts: list[dict[str, Any]] = []
+    while run.parent is not None:
+        for start, stop, terms in reversed(list(run.stretches.of_length(run.length))):
+            if start < block:
+                part = _stretch(run, start, min(stop, block))
+                parts.append({**part, "owner": terms.owner or None, "priority": terms.priority})
+        run = run.parent
+        block = run.length
+    return parts[::-1]
+
+
+def _counted(stretches: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"blocks": sum(part["blocks"] for part in stretches), "stretches": stretches}
 
 
 def _stretch(run: Run, start: int, stop: int) -> dict[str, Any]:

@@ -82,6 +82,16 @@ def test_a_dry_run_tells_what_a_return_then_does() -> None:
     }
 
 
+def test_a_dry_run_tells_whose_prefix_each_child_reused() -> None:
+    engine = family_of_two()
+
+    one, two = [child["group"][0]["reused"] for child in inspection.dry_run(engine.replica, "root")["children"]]
+
+    assert [(part["position"], part["blocks"], part["owner"]) for part in one["stretches"]] == [(0, 1, "root")]
+    assert [(part["position"], part["owner"]) for part in two["stretches"]] == [(0, "root"), (1, "one")]
+    assert two["blocks"] == 2
+
+
 def test_what_is_left_to_a_request_is_told_as_held() -> None:
     engine = family_of_two()
     engine.submit(9, [1, 1, 7, 7, 8, 8, 5, 5], phase=Phase.CONTEXT, conversation="stranger")
