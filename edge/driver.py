@@ -108,7 +108,7 @@ class Running:
     """One turn on its way."""
 
     def __init__(self, driver: Driver, turn: Turn, sink: Sink) -> None:
-        self.receipt = Receipt(family=turn.lineage.family)
+        self.receipt = Receipt(family=turn.lineage.family, conversation=turn.lineage.conversation)
         self._driver = driver
         self._turn = turn
         self._sink = sink

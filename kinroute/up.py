@@ -51,7 +51,7 @@ def up(config_file: Path | None, *, port: int | None, admin_port: int | None, ne
         try:
             with Steps() as steps:
                 system.start(steps)
-            note.write_text(json.dumps({"url": f"http://{listen['http']}", "admin": f"http://{listen['admin']}"}))
+            note.write_text(json.dumps(_note(listen, system.worker_admins)))
             sys.stdout.write(_greeting(listen["http"], keyring.local_key, system.served_name))
             sys.stdout.flush()
             system.watch()
@@ -92,6 +92,11 @@ def _require_free(address: str, flag: str) -> None:
         ) from error
 
 
+def _note(listen: dict[str, str], worker_admins: dict[str, str]) -> dict[str, Any]:
+    """What others of this machine may know of the running system; `workers`: gRPC address to admin URL."""
+    return {"url": f"http://{listen['http']}", "admin": f"http://{listen['admin']}", "workers": worker_admins}
+
+
 def _already_running(note: Path) -> str:
     try:
         url = json.loads(note.read_text())["url"]
@@ -111,6 +116,7 @@ class System:
         self._children: list[Child] = []
         self._folder = tempfile.TemporaryDirectory(prefix="kinroute-up-")
         self.served_name = ""
+        self.worker_admins: dict[str, str] = {}
 
     def start(self, steps: Steps) -> None:
         """Returns when every worker and the edge said that they are ready. Raises Problem."""
@@ -119,6 +125,8 @@ class System:
         steps.begin("Starting workers")
         workers = self._start_workers(model)
         self._wait(heard, workers, "listening")
+        said = [heard[name]["listening"].members for name in workers]
+        self.worker_admins = {str(one["grpc"]): f"http://{one['admin']}" for one in said}
         edge = self._start_edge(model, {name: heard[name]["listening"] for name in workers})
         self._wait(heard, workers, "ready", steps)
         steps.end("Starting workers")

@@ -120,10 +120,11 @@ class Usage:
 class Receipt:
     """The route of one turn, for the caller's logs, `kinroute demo` and the admin listener: who served it, and why.
 
-    `attempts`: how often it was placed; 1 where nothing failed.
+    `conversation`: the id under which workers know it. `attempts`: how often it was placed; 1 where nothing failed.
     """
 
     family: str = ""
+    conversation: str = ""
     context_worker: str = ""
     generation_worker: str = ""
     attempts: int = 0

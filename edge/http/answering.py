@@ -105,5 +105,6 @@ def _receipt_json(receipt: Receipt) -> bytes:
             "context_worker": receipt.context_worker,
             "generation_worker": receipt.generation_worker,
             "attempts": receipt.attempts,
+            "conversation": receipt.conversation,
         }
     )

@@ -126,12 +126,13 @@ def test_it_serves_the_embedded_model_refuses_a_second_start_and_plays_the_demo(
     demo = home.run("demo")
     assert demo.returncode == 0, demo.stderr
     cached = [
-        int(row[-1])
-        for row in (re.findall(r"\d+", line) for line in demo.stdout.splitlines() if "agent" in line or "turn" in line)
+        int(row[-1]) for row in (re.findall(r"\d+", line) for line in demo.stdout.splitlines() if "127.0.0.1" in line)
     ]
     assert len(cached) == 5, demo.stdout
     assert cached[0] == 0
     assert min(cached[3:]) > 0, "the parent's second turn and the sub-agent's second turn reuse what is cached"
+    assert demo.stdout.count("35 → 1 ") >= 2, "both sub-agents were demoted when the parent returned"
+    assert "priority 1 → 35" in " ".join(demo.stdout.split()), "the one that came back is kept again"
 
 
 def test_ctrl_c_ends_every_process(home: Home) -> None:

@@ -193,4 +193,9 @@ def test_the_receipt_and_the_request_id_are_in_the_headers(edge: Served) -> None
 
     assert response.headers["x-request-id"] == "mine-1"
     receipt = json.loads(response.headers["x-kinroute-receipt"])
-    assert receipt == {"context_worker": "127.0.0.1:1", "generation_worker": "127.0.0.1:1", "attempts": 1}
+    assert receipt == {
+        "context_worker": "127.0.0.1:1",
+        "generation_worker": "127.0.0.1:1",
+        "attempts": 1,
+        "conversation": edge.worker.orders[0].lineage.conversation,
+    }
