@@ -398,4 +398,4 @@ class Replica:
         self.conversations.check()
         copying = sum(copy.hold is not None for copy in cache.pools.copies.running.values())
         holds = sum(len(run.holds) for run in tree.runs())
-        assert holds == len(self.sequences) + copying, "a hold that belongs to nobody"
+        assert holds == len(self.sequences) + len(self._copied_from) + copying, "a hold that belongs to nobody"
