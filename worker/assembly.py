@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
@@ -9,6 +10,7 @@ from typing import Self
 import structlog
 import torch
 
+from configuration.reading import SettingsError
 from worker.control import Facts, Pulled, Setup
 from worker.core.config import CacheConfig, ReusePolicy
 from worker.core.handoff import KvShape
@@ -24,7 +26,10 @@ from worker.loading import (
     warm_up,
 )
 from worker.memory.device import DevicePool
+from worker.memory.disk import DiskError, DiskFile
+from worker.memory.host import HostPool
 from worker.memory.layout import KvLayout
+from worker.memory.mover import Mover
 from worker.memory.transfer.client import TransferClient
 from worker.memory.transfer.server import TransferServer
 from worker.model.communicator import Communicator
@@ -82,9 +87,11 @@ class Loaded:
     ) -> Assembly:
         """Pages, transfer and a first forward. Every rank must call it with the same `setup`.
 
-        `on_released`: on rank 0, hears of each session that its puller needs no more.
+        `on_released`: on rank 0, hears of each session that its puller needs no more. Raises SettingsError where a tier
+        cannot be had.
         """
         pool = DevicePool(self.layout, setup.num_pages, self.device)
+        mover = self._mover(setup, pool, on_copied)
         runner = ModelRunner(self.model, self.communicator, pool)
         warm_up(runner, pool)
         transfer = self.settings.kv_transfer
@@ -99,8 +106,33 @@ class Loaded:
             client=TransferClient(pool, self.layout, transfer.allowed_networks, transfer.timeout_s),
             sessions=self.sessions,
             on_pulled=on_pulled,
+            mover=mover,
         )
+        # What was loaded stays: collections need not look at it again.
+        gc.collect()
+        gc.freeze()
         return Assembly(engine, pool, self.communicator, self.model.facts)
+
+    def _mover(self, setup: Setup, pool: DevicePool, on_copied: Callable[[CopyEnded], None]) -> Mover | None:
+        if not setup.num_host_pages and not setup.num_disk_pages:
+            return None
+        config = self.settings.kv_cache_config
+        host = disk = None
+        try:
+            if setup.num_host_pages:
+                host = HostPool(self.layout, setup.num_host_pages, self.device)
+        except RuntimeError as error:
+            size = setup.num_host_pages * self.layout.page_bytes
+            raise SettingsError(
+                f"kv_cache_config.host_cache_size asks for {size} bytes for this rank, which its host has not: {error}"
+            ) from error
+        try:
+            if setup.num_disk_pages:
+                assert config.disk_cache_path is not None, "settings with a disk tier name its folder"
+                disk = DiskFile(config.disk_cache_path, setup.num_disk_pages, self.layout.page_bytes)
+        except DiskError as error:
+            raise SettingsError(f"kv_cache_config.disk_cache_path: {error}") from error
+        return Mover(pool, host, disk, on_copied, deadline_s=config.copy_timeout_s)
 
     def _cache_config(self, setup: Setup) -> CacheConfig:
         config = self.settings.kv_cache_config
@@ -145,6 +177,8 @@ class Assembly:
         )
 
     def close(self) -> None:
+        if self.engine.mover is not None:
+            self.engine.mover.close()
         self.engine.client.close()
         self.engine.server.close()
         self.communicator.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 from torch import Tensor
@@ -14,13 +14,11 @@ from worker.control import Pulled
 from worker.core.handoff import HandoffError, SessionRef
 from worker.core.replica import PullWork, Replica, StepWork
 from worker.core.types import RequestKey
+from worker.memory.mover import Mover
 from worker.memory.transfer.client import PullResult, TransferClient
 from worker.memory.transfer.server import TransferServer
 from worker.model.runner import ModelRunner
 from worker.session_keys import SessionKeys
-
-if TYPE_CHECKING:
-    from worker.memory.mover import Mover
 
 log = structlog.get_logger()
 

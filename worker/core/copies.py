@@ -17,17 +17,12 @@ from worker.core.tiers import CopyWork, Tier
 class Copy:
     """`hold`: of a copy to the device, the path to the last block that it loads; None once its blocks are lost.
 
-    The pages that it leaves belong to it until it has ended, but for those of the device: whoever writes them next does
-    so behind it.
+    The pages that a load leaves belong to it until it has ended. Those that a copy to a colder tier leaves are free at
+    once: whoever writes to them next does so behind it.
     """
 
     work: CopyWork
     hold: Hold | None = None
-
-    @property
-    def charged(self) -> Int32s | None:
-        """Pages of `work.source` that are nobody else's yet."""
-        return None if self.work.source is Tier.DEVICE else self.work.sources
 
 
 class Copies:
@@ -38,7 +33,8 @@ class Copies:
         self.running: dict[int, Copy] = {}
         self.num_loads = 0
         self.num_leaving = [0] * len(sizes)
-        """Pages of each tier that running copies leave and nobody else has; none of the device."""
+        """Pages of each tier that running loads leave."""
+        self.num_to_disk = 0
         self._number = 0
         self._fills: tuple[npt.NDArray[np.int64], ...] = tuple(np.zeros(size, np.int64) for size in sizes)
 
@@ -63,8 +59,9 @@ class Copies:
     def _count(self, work: CopyWork, by: int) -> None:
         if work.target is Tier.DEVICE:
             self.num_loads += by
-        if work.source is not Tier.DEVICE:
             self.num_leaving[work.source] += by * len(work.sources)
+        elif work.target is Tier.DISK:
+            self.num_to_disk += by * len(work.sources)
 
     def disown(self, tier: Tier, pages: Int32s) -> npt.NDArray[np.bool_]:
         """The blocks in these pages go elsewhere; returns of which pages a running copy fills them, still."""

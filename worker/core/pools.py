@@ -2,9 +2,8 @@
 
 A block leaves a tier for the next colder one that there is, or is dropped with all that hangs below it: because its
 effective priority is below the threshold, because no tier is colder, or because there is no room there that something
-worth less would give up. A device page is free again the moment its block moves down; a host page only once its copy to
-disk has ended on every rank. So room on the device and on the host is made ahead of need, a little in every plan, while
-the forward runs.
+worth less would give up. A page is free again the moment its block moves down: whoever writes to it next does so behind
+the copy. So that the forward need not wait for that, room on the device is made ahead of need, a little in every plan.
 """
 
 from __future__ import annotations
@@ -33,7 +32,9 @@ from worker.core.tiers import COLD, CopyWork, Tier
 from worker.core.tree import RunTree
 
 AHEAD_SHARE = 16
-"""Of the pages of a tier with a colder one, 1 in so many is kept free for the next plan."""
+"""Of the pages of the device, 1 in so many is kept free for the next plan where there is a colder tier."""
+WRITES_AHEAD = 4
+"""How many plans' worth of pages may be on their way to the disk at once; what waits for it lies in memory."""
 
 
 class Pools:
@@ -92,30 +93,26 @@ class Pools:
         self.free[Tier.DEVICE].give(pages)
 
     def make_ahead(self) -> None:
-        """Room for the next plans, coldest first, as far as this one may still move pages.
+        """Room on the device for the next plan, as far as this one may still move pages.
 
         Where less than half of what is kept free is left, all of it is made: few big copies cost less than many.
         """
-        for tier in (Tier.HOST, Tier.DEVICE):
-            if self.colder(tier) is None or tier in self.off:
-                continue
-            ahead = min(self._config.max_offload_pages_per_plan, -(-self.sizes[tier] // AHEAD_SHARE))
-            missing = ahead - self._num_soon_free(tier)
-            if 2 * missing <= ahead:
-                continue
-            while missing > 0 and self._leave(tier, missing, ahead=True):
-                missing = ahead - self._num_soon_free(tier)
-
-    def _num_soon_free(self, tier: Tier) -> int:
-        return len(self.free[tier]) + self.copies.num_leaving[tier]
+        if self.colder(Tier.DEVICE) is None:
+            return
+        free = self.free[Tier.DEVICE]
+        ahead = min(self._config.max_offload_pages_per_plan, -(-self.sizes[Tier.DEVICE] // AHEAD_SHARE))
+        if 2 * len(free) >= ahead:
+            return
+        while len(free) < ahead and self._leave(Tier.DEVICE, ahead - len(free), ahead=True):
+            pass
 
     # How blocks leave.
 
     def _leave(self, tier: Tier, count: int, *, ahead: bool = False, limit: int | None = None) -> bool:
         """Up to `count` blocks of whoever is first in `tier`'s order leave it. False: nobody can.
 
-        `ahead`: nothing is dropped for want of room, nor beyond what this plan may move. `limit`: room is made now and
-        for something of that priority, so nothing moves, and nothing above it is dropped.
+        `ahead`: nothing is dropped for want of room, nor beyond what this plan may move. `limit`: nothing above that
+        priority leaves.
         """
         run = self._tree.orders[tier].first()
         if run is None:
@@ -131,7 +128,7 @@ class Pools:
             reason = NO_COLDER_TIER
         elif priority < self._config.cold_tier_offload_min_priority:
             reason = BELOW_THRESHOLD
-        elif limit is None and self._sink(run, count, tier, colder, priority):
+        elif self._sink(run, count, tier, colder, priority):
             return True
         else:
             reason = CAPACITY
@@ -143,19 +140,20 @@ class Pools:
     def _sink(self, run: Run, count: int, source: Tier, target: Tier, priority: int) -> bool:
         """Up to `count` blocks move down. False: there is no room, or this plan may move no more."""
         count = min(count, self._offload_left[source])
+        if target is Tier.DISK:
+            count = min(count, WRITES_AHEAD * self._config.max_offload_pages_per_plan - self.copies.num_to_disk)
         free = self.free[target]
         while len(free) < count and self._leave(target, count - len(free), limit=priority):
             pass
         count = min(count, len(free))
-        if not count:
+        if count <= 0:
             return False
         targets = free.take(count)
         sources = self._tree.sink(run, count, source, target, targets)
         self._offload_left[source] -= count
-        if source is Tier.DEVICE:
-            self.give(sources)
-        else:
+        if source is not Tier.DEVICE:
             self.copies.disown(source, sources)
+        self.free[source].give(sources)
         self._begin(source, target, sources, targets)
         return True
 
@@ -249,9 +247,8 @@ class Pools:
         copy, current = self.copies.end(number)
         work = copy.work
         failed = current[good:].any()
-        if work.source is not Tier.DEVICE:
-            self.free[work.source].give(work.sources)
         if work.target is Tier.DEVICE:
+            self.free[work.source].give(work.sources)
             self.free[Tier.DEVICE].give(work.targets[~current])
         self._stats.moved(work.source, work.target, good)
         self._journal.note("copied", number, good)
@@ -315,7 +312,7 @@ class Pools:
         """Pages that no block has and that are not free: running copies leave them, or fill them for nobody."""
         pages: list[int] = []
         for copy in self.copies.running.values():
-            if copy.work.source is tier and tier is not Tier.DEVICE:
+            if copy.work.source is tier and copy.work.target is Tier.DEVICE:
                 pages += copy.work.sources.tolist()
             if copy.work.target is tier and tier is Tier.DEVICE:
                 filling = self.copies.fills(tier, copy.work.targets, copy.work.number)
