@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from openengine.v1 import error_pb2, generation_pb2, lifecycle_pb2, lora_pb2, model_pb2, server_pb2
+from openengine.v1 import error_pb2, generation_pb2, kv_pb2, lifecycle_pb2, lora_pb2, model_pb2, server_pb2
 from tests.tiny_models import make_tiny_model, make_tokenizer
 from tests.worker.clients import OpenEngine, generate_request, status_of, token_ids
 from tests.worker.running import MODEL_NAME, Running, worker
