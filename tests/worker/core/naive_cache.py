@@ -12,7 +12,7 @@ from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from worker.core.config import CacheConfig
-from worker.core.pools import AHEAD_SHARE
+from worker.core.pools import AHEAD_SHARE, WRITES_AHEAD
 from worker.core.stats import BELOW_THRESHOLD, CAPACITY, CLEARED, COPY_FAILED, NO_COLDER_TIER, TIER_OFF
 from worker.core.tiers import COLD, Tier
 from worker.core.types import DEFAULT_PRIORITY
@@ -113,15 +113,15 @@ class NaiveCache:
         return self.sizes[tier] - used - (self.private.total() if tier is Tier.DEVICE else 0)
 
     def num_charged(self, tier: Tier) -> int:
-        """Pages that running copies leave, or fill on the device for blocks that need them no more."""
-        leaving = self.num_leaving(tier)
+        """Pages that running loads leave, or fill on the device for blocks that need them no more."""
         if tier is not Tier.DEVICE:
-            return leaving
+            return self.num_leaving(tier)
         loads = [(number, copy) for number, copy in self.copies.items() if copy.target is Tier.DEVICE]
         return sum(block.filled_by != number for number, copy in loads for block in copy.blocks)
 
     def num_leaving(self, tier: Tier) -> int:
-        return sum(len(copy.blocks) for copy in self.copies.values() if copy.source is tier is not Tier.DEVICE)
+        loads = [copy for copy in self.copies.values() if copy.target is Tier.DEVICE]
+        return sum(len(copy.blocks) for copy in loads if copy.source is tier)
 
     def num_idle(self, tier: Tier) -> int:
         held = self.held()
@@ -228,21 +228,17 @@ class NaiveCache:
         return True
 
     def make_ahead(self) -> None:
-        """Room for the next plan, when half of it is missing."""
-        for tier in (Tier.HOST, Tier.DEVICE):
-            if self.colder(tier) is None or tier in self.off:
-                continue
-            ahead = min(self.config.max_offload_pages_per_plan, -(-self.sizes[tier] // AHEAD_SHARE))
-            missing = ahead - self.num_free(tier) - self.num_leaving(tier)
-            if 2 * missing <= ahead:
-                continue
-            while missing > 0 and self._leave(tier, missing, ahead=True):
-                missing = ahead - self.num_free(tier) - self.num_leaving(tier)
+        """Room on the device for the next plan, when more than half of it is missing."""
+        ahead = min(self.config.max_offload_pages_per_plan, -(-self.sizes[Tier.DEVICE] // AHEAD_SHARE))
+        if self.colder(Tier.DEVICE) is None or 2 * self.num_free(Tier.DEVICE) >= ahead:
+            return
+        while (missing := ahead - self.num_free(Tier.DEVICE)) > 0 and self._leave(Tier.DEVICE, missing, ahead=True):
+            pass
 
     def _leave(self, tier: Tier, count: int, *, ahead: bool = False, limit: int | None = None) -> bool:
         """The next victim and those above it in its run that are worth no more, `count` at most, move down or go.
 
-        `ahead`: only what is below the threshold may go. `limit`: nothing moves, and nothing worth more may go.
+        `ahead`: only what is below the threshold may go. `limit`: nothing that is worth more may leave.
         """
         last = self.victim(tier)
         if last is None or (limit is not None and last.effective > limit):
@@ -261,7 +257,7 @@ class NaiveCache:
             reason = NO_COLDER_TIER
         elif priority < self.config.cold_tier_offload_min_priority:
             reason = BELOW_THRESHOLD
-        elif limit is None and self._sink(leaving, colder, priority):
+        elif self._sink(leaving, colder, priority):
             return True
         else:
             reason = CAPACITY
@@ -274,10 +270,13 @@ class NaiveCache:
         """As many of `leaving`, from the leaf upward, as this plan may move and as there is or can be room for."""
         source = leaving[0].tier
         count = min(len(leaving), self.may_sink[source])
+        if target is Tier.DISK:
+            on_their_way = sum(len(copy.blocks) for copy in self.copies.values() if copy.target is Tier.DISK)
+            count = min(count, WRITES_AHEAD * self.config.max_offload_pages_per_plan - on_their_way)
         while (missing := count - self.num_free(target)) > 0 and self._leave(target, missing, limit=priority):
             pass
         count = min(count, self.num_free(target))
-        if not count:
+        if count <= 0:
             return False
         self.may_sink[source] -= count
         self._copy(leaving[:count][::-1], source, target)
