@@ -138,18 +138,32 @@ class Retention:
     # Durations.
 
     def begin(self, now_ms: int) -> list[ChangedStretch]:
-        """It is `now_ms`, plan time: what has lapsed has the default priority again."""
+        """It is `now_ms`, plan time: what has lapsed has the default priority again, unless it is held.
+
+        A block that is held waits: who lets go of it counts its duration anew.
+        """
         self._now_ms = now_ms
         changed: list[ChangedStretch] = []
+        waiting: dict[tuple[int, int], None] = {}
         while self._lapses and self._lapses[0][0] <= now_ms:
-            _, number = heapq.heappop(self._lapses)
-            run = self._tree.find_run(number)
+            lapse = heapq.heappop(self._lapses)
+            run = self._tree.find_run(lapse[1])
             if run is not None:
-                changed += _told(run, self._tree.change(run, 0, self._lapsed))
+                held = run.held_length
+                changed += _told(run, self._tree.change(run, held, self._lapsed))
+                if any(
+                    start < held and self._is_over(terms) for start, _, terms in run.stretches.of_length(run.length)
+                ):
+                    waiting[lapse] = None
+        for lapse in waiting:
+            heapq.heappush(self._lapses, lapse)
         return changed
 
+    def _is_over(self, terms: Terms) -> bool:
+        return 0 < terms.until_ms <= self._now_ms
+
     def _lapsed(self, terms: Terms) -> Terms:
-        if not 0 < terms.until_ms <= self._now_ms:
+        if not self._is_over(terms):
             return terms
         return terms._replace(priority=DEFAULT_PRIORITY, duration_ms=0, until_ms=0)
 

@@ -105,8 +105,9 @@ class CachePair:
         """A new request: a beginning that others share, and a few tokens of its own."""
         if len(self.naive.requests) >= MAX_REQUESTS:
             return False
-        history = self.histories[dice(len(self.histories))]
-        tokens = history[: 1 + dice(len(history))] + [1 + dice(2) for _ in range(dice(6))]
+        histories = [*self.histories, *(one.tokens for one in self.naive.requests.values())]
+        history = histories[dice(len(histories))]
+        tokens = history[: len(history) if dice(2) else 1 + dice(len(history))] + [1 + dice(2) for _ in range(dice(6))]
         tokens = tokens[:MAX_TOKENS]
         name, parent = LINEAGES[dice(len(LINEAGES))]
         self.keys += 1

@@ -94,8 +94,9 @@ class NaiveCache:
         self.plan, self.now_ms, self.released = plan, now_ms, 0
         self.may_sink = [self.config.max_offload_pages_per_plan] * 2
         self.may_load = self.config.max_onboard_pages_per_plan
+        held = self.held()
         for block in self.blocks():
-            if 0 < block.until_ms <= now_ms:
+            if 0 < block.until_ms <= now_ms and block not in held:
                 block.priority, block.duration_ms, block.until_ms = DEFAULT_PRIORITY, 0, 0
 
     # What there is.

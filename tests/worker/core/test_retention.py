@@ -339,6 +339,21 @@ def test_a_block_that_is_used_again_counts_its_duration_anew() -> None:
     assert priorities(tree, 1, 1) == [DEFAULT_PRIORITY]
 
 
+def test_a_duration_does_not_lapse_while_another_request_still_uses_the_block() -> None:
+    """What only the first one used lapses meanwhile; the rest counts from the last release."""
+    tree = Tree()
+    tree.let_go(tree.commit(1, 1, 2, 2, worth=((0, 80, 100),)))
+    used = tree.hold(1, 1)
+
+    tree.begin(now_ms=150)
+    assert priorities(tree, 1, 1, 2, 2) == [80, DEFAULT_PRIORITY]
+    tree.let_go(used)
+    tree.begin(now_ms=249)
+    assert priorities(tree, 1, 1) == [80]
+    tree.begin(now_ms=250)
+    assert priorities(tree, 1, 1) == [DEFAULT_PRIORITY]
+
+
 def test_durations_of_both_parts_of_a_split_run_lapse() -> None:
     tree = Tree()
     tree.let_go(tree.commit(1, 1, 2, 2, 3, 3, worth=((0, 80, 100),)))
