@@ -34,6 +34,7 @@ from edge.http.recent import RecentRequests
 from edge.http.route import AnswerRoute, Parts
 from edge.http.unbuilt import messages, responses
 from edge.keyring import Keyring, KeyringError
+from edge.kv_metrics import KvMetrics
 from edge.legs import Connection
 from edge.serving import Server, bind, bound_address
 from edge.settings import EdgeSettings
@@ -83,6 +84,7 @@ class Edge:
             )
         )
         metrics, recent = Metrics(), RecentRequests()
+        metrics.registry.register(KvMetrics(self.driver.fleet))
         parts = Parts(identities, admission, catalogue, self.driver, limits, metrics, recent)
         application = make_application(parts, metadata.version("kinroute"))
         admin = Admin(self.driver, admission, recent, metrics)
@@ -167,14 +169,19 @@ def _identities(settings: EdgeSettings, keyring: Keyring | None) -> Identities:
 
 
 def _driver(settings: EdgeSettings, keyring: Keyring | None) -> Driver:
-    fleet = Fleet(settings.context_servers or settings.generation_servers, settings.generation_servers)
     router = settings.router
+    fleet = Fleet(
+        settings.context_servers or settings.generation_servers,
+        settings.generation_servers,
+        kv_index_max_bytes=router.kv_index_max_bytes,
+    )
     config = RouterConfig(
         router.type,
         router.spill_depth,
         router.load_bound,
         router.min_bound,
         settings.conditional_disagg_config.max_local_prefill_length,
+        router.clear_gain_tokens,
     )
     edge_id = f"edge-{secrets.token_hex(8)}"
     signer = EnvelopeSigner(edge_id, () if keyring is None else keyring.envelope_keys)

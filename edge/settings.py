@@ -15,6 +15,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from configuration.reading import Section, SettingsError, read_settings
+from configuration.sizes import Bytes
+from edge.core.kv_index import least_bytes
 
 PREFIX = "KINROUTE_EDGE_"
 
@@ -76,12 +78,16 @@ class Model(Section):
 class Router(Section):
     """`load_bound`: a worker with this many times the mean load passes families on, to the first `spill_depth` workers
     of their own order and no further. `min_bound`: with fewer requests it keeps them, however idle the others are, so
-    that a few siblings at a time stay together."""
+    that a few siblings at a time stay together. `clear_gain_tokens`: a worker that holds so many more tokens of a
+    prompt than the family's favourite comes before it. `kv_index_max_bytes`: of what is known of all workers' caches.
+    """
 
     type: Literal["conversation", "kv_cache_aware", "load_balancing", "round_robin"] = "conversation"
     spill_depth: Count = 4
     load_bound: Annotated[float, Field(ge=1.0)] = 1.25
     min_bound: Count = 4
+    clear_gain_tokens: Count = 1024
+    kv_index_max_bytes: Bytes = 4 << 30
 
 
 class ConditionalDisagg(Section):
@@ -198,6 +204,13 @@ def _require_sense(settings: EdgeSettings) -> None:
     taken = {name for name in settings.model.aliases if name == settings.model.name}
     if taken:
         raise SettingsError(f"model.aliases holds {taken.pop()!r}, which is model.name itself.")
-    for server in settings.context_servers + settings.generation_servers:
+    servers = settings.context_servers + settings.generation_servers
+    for server in servers:
         if split_address(server)[1] == 0:
             raise SettingsError(f"context_servers or generation_servers holds {server!r}: port 0 is no worker's.")
+    least = least_bytes(len(set(servers)))
+    if settings.router.kv_index_max_bytes < least:
+        raise SettingsError(
+            f"router.kv_index_max_bytes is {settings.router.kv_index_max_bytes}: it must be at least {least}, which is "
+            f"{least_bytes(1)} for each worker."
+        )

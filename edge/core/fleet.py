@@ -6,7 +6,7 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from edge.core.kv_index import KvBatch, KvIndex, Resume
+from edge.core.kv_index import MAX_BYTES, KvBatch, KvIndex, Resume
 from edge.core.types import WorkerId
 
 
@@ -43,17 +43,19 @@ class Worker:
 class Fleet:
     """The workers of the configuration, by address. Fed by links; read by the router.
 
-    `kv`: what their caches hold.
+    `kv`: what their caches hold, within `kv_index_max_bytes`.
     """
 
-    def __init__(self, context: Iterable[str], generation: Iterable[str]) -> None:
+    def __init__(
+        self, context: Iterable[str], generation: Iterable[str], *, kv_index_max_bytes: int = MAX_BYTES
+    ) -> None:
         self.workers: dict[WorkerId, Worker] = {}
         for addresses, role in ((context, Role.CONTEXT), (generation, Role.GENERATION)):
             for address in addresses:
                 worker_id = WorkerId(address)
                 worker = self.workers.setdefault(worker_id, Worker(worker_id, role))
                 worker.role |= role
-        self.kv = KvIndex(len(self.workers))
+        self.kv = KvIndex(len(self.workers), kv_index_max_bytes)
         # By address, so that every replica sees them in one order.
         ordered = sorted(self.workers.values(), key=lambda worker: worker.worker_id)
         self._serving = {

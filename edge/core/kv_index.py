@@ -13,7 +13,7 @@ from edge.core.resident import BLOCK_BYTES, Held, Prints, ResidentBlocks
 from edge.core.types import WorkerId
 
 MAX_BYTES = 4 << 30
-MIN_BLOCKS = 65_536
+MIN_BLOCKS = 4096
 REPAIR_EVERY_BATCHES = 256
 """A worker whose blocks have no known parents is asked for no more than one snapshot in so many batches."""
 
@@ -67,7 +67,8 @@ class Resume:
 class FollowedWorker:
     """`complete`: a whole snapshot and all that followed is applied. `asked`: a snapshot is due; `loading`: it comes.
 
-    `gaps`, `unknown_parents`: what went wrong so far.
+    The rest are totals: events applied and snapshots begun; `links`: how often it could be asked anew; `restarts`: how
+    often it was found to have started again; what went wrong.
     """
 
     blocks: ResidentBlocks
@@ -77,16 +78,26 @@ class FollowedWorker:
     complete: bool = False
     asked: bool = False
     loading: bool = False
+    batches_to_repair: int = 0
+    events: int = 0
+    snapshots: int = 0
+    links: int = 0
+    restarts: int = 0
     gaps: int = 0
     unknown_parents: int = 0
-    batches_to_repair: int = 0
+
+
+def least_bytes(num_workers: int) -> int:
+    """What an index of so many workers needs, however little it keeps of each."""
+    return num_workers * MIN_BLOCKS * BLOCK_BYTES
 
 
 class KvIndex:
     """Of `num_workers` workers, within `max_bytes` for all of them together (see `ResidentBlocks` for what then)."""
 
     def __init__(self, num_workers: int, max_bytes: int = MAX_BYTES) -> None:
-        self._max_blocks = max(MIN_BLOCKS, max_bytes // BLOCK_BYTES // max(1, num_workers))
+        assert max_bytes >= least_bytes(num_workers), f"{max_bytes} bytes for {num_workers} workers"
+        self._max_blocks = max_bytes // BLOCK_BYTES // max(1, num_workers)
         self.workers: dict[WorkerId, FollowedWorker] = {}
 
     def connected(self, worker_id: WorkerId, epoch: str) -> Resume:
@@ -95,6 +106,7 @@ class KvIndex:
         if worker.epoch != epoch:
             self._empty(worker, epoch)
         worker.is_up, worker.loading = True, False
+        worker.links += 1
         worker.asked = not worker.complete
         return Resume(epoch, worker.sequence, snapshot=not worker.complete)
 
@@ -133,12 +145,13 @@ class KvIndex:
     def _gap(self, worker: FollowedWorker) -> bool:
         """What is known holds no more. Asked once: what still comes before the snapshot is of no use."""
         is_due = worker.asked and not worker.loading
-        worker.gaps += not is_due
+        worker.gaps += worker.complete or not is_due
         worker.complete = worker.loading = False
         worker.asked = True
         return is_due
 
     def _empty(self, worker: FollowedWorker, epoch: str) -> None:
+        worker.restarts += bool(worker.epoch)
         worker.epoch, worker.sequence = epoch, 0
         worker.complete = worker.loading = worker.asked = False
         worker.batches_to_repair = 0
@@ -148,6 +161,7 @@ class KvIndex:
         if batch.begin:
             worker.blocks.clear()
             worker.sequence, worker.loading = batch.sequence, True
+            worker.snapshots += 1
             worker.asked = worker.complete = False
         elif batch.sequence != worker.sequence or not (worker.loading or worker.complete):
             return self._gap(worker)
@@ -167,5 +181,6 @@ class KvIndex:
                     worker.blocks.removed(change.keys, change.tier)
                 case Cleared():
                     worker.blocks.clear()
+        worker.events += len(changes)
         worker.unknown_parents += unknown
         return not unknown

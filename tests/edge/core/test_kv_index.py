@@ -8,7 +8,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from edge.core.kv_index import REPAIR_EVERY_BATCHES, Change, KvBatch, KvIndex, Removed, Resume, Stored
+from edge.core.kv_index import (
+    MIN_BLOCKS,
+    REPAIR_EVERY_BATCHES,
+    Change,
+    KvBatch,
+    KvIndex,
+    Removed,
+    Resume,
+    Stored,
+    least_bytes,
+)
 from edge.core.resident import Held, prints_of
 from edge.core.types import WorkerId
 from tests.edge.core.kv_caches import ModelCache, key_of, keys_of
@@ -135,6 +145,31 @@ def test_workers_are_known_apart() -> None:
 
     assert index.known_blocks(WORKER, ONE_TWO) == 2
     assert index.known_blocks(OTHER, ONE_TWO) == 1
+
+
+def test_an_index_that_is_full_thins_the_worker_that_fills_it_and_no_other() -> None:
+    index = KvIndex(2, least_bytes(2))
+    for worker in (WORKER, OTHER):
+        index.connected(worker, "e1")
+        index.feed(worker, snapshot("e1", 5, stored([1, 2])))
+    for number in range(3 * MIN_BLOCKS // 100):
+        index.feed(WORKER, KvBatch("e1", 6 + number, [stored([9, number, *range(98)])]))
+
+    full, other = index.workers[WORKER].blocks, index.workers[OTHER].blocks
+    assert len(full) <= MIN_BLOCKS
+    assert (full.level > 0, other.level) == (True, 0)
+    assert index.known_blocks(WORKER, prints_of(keys_of([9, 50, *range(98)]))) == 100, "whole runs are still found"
+    assert index.known_blocks(WORKER, ONE_TWO) == index.known_blocks(OTHER, ONE_TWO) == 2
+
+
+def test_a_snapshot_of_a_worker_that_holds_less_again_is_kept_whole() -> None:
+    index = KvIndex(1, least_bytes(1))
+    index.connected(WORKER, "e1")
+    index.feed(WORKER, snapshot("e1", 5, *(stored([number, *range(99)]) for number in range(60))))
+    assert index.workers[WORKER].blocks.level > 0
+
+    index.feed(WORKER, snapshot("e1", 9, stored([1, 2])))
+    assert index.workers[WORKER].blocks.level == 0
 
 
 paths = st.lists(st.integers(0, 2), min_size=1, max_size=6).map(tuple)
