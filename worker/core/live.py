@@ -30,7 +30,8 @@ class Stage(enum.Enum):
 class Live:
     """`output`: tokens generated so far, those of an earlier attempt included. `age`: smaller is older.
 
-    `started`: it left the queue, `announced`: the outside has heard of it. `pulled`: its pull has begun.
+    `started`: it left the queue, `announced`: the outside has heard of it. `pulled`: its pull has begun. `returns`: its
+    first chunk, still to come, is a return of its conversation, though it made way meanwhile.
     `pinned_until_ms`: when a context leg's pages expire.
     """
 
@@ -41,6 +42,7 @@ class Live:
     started: bool = False
     announced: bool = False
     pulled: bool = False
+    returns: bool = False
     cached_tokens: int = 0
     pinned_until_ms: int = 0
 

@@ -230,7 +230,8 @@ class Scheduler:
         shares = self._share_out(running)
         shares += self._admit(self._config.max_num_tokens - sum(count for _, count in shares), self._reserve())
         for live, count in shares:
-            if count and live.stage is Stage.PREFILL and self._replica.sequences[live.request.key].returns:
+            if count and live.stage is Stage.PREFILL and live.returns:
+                live.returns = False
                 self._act(plans.Return(live.request.key))
         for live, count in shares:
             if count and self._may_step(live):
@@ -440,6 +441,7 @@ class Scheduler:
         )
         live.started = True
         sequence = self._replica.sequences[request.key]
+        live.returns |= sequence.returns
         if sequence.loading or live.pulls:
             live.stage = Stage.LOADING
             if not sequence.loading:

@@ -13,6 +13,7 @@ from worker.core.outputs import Output
 from worker.core.plan import decode, encode
 from worker.core.replica import Replica, StepWork
 from worker.core.scheduler import Rejection, Scheduler, SchedulerConfig
+from worker.core.tiers import CopyWork
 from worker.core.types import Phase, Request, RequestKey, Sampled, Sampling, Stopping
 
 ANSWER = 9
@@ -60,6 +61,14 @@ class TestEngine:
         while (outputs := self.step(token)) is not None:
             told += outputs
         return told
+
+    def end_copies(self, good: int | None = None) -> list[CopyWork]:
+        """Every copy that runs is over on both ranks, with the next plan; its first `good` pages arrived, or all."""
+        ended = [copy.work for copy in self.replica.cache.pools.copies.running.values()]
+        for work in ended:
+            pages = len(work.targets)
+            self.scheduler.copied(work.number, pages if good is None else min(good, pages))
+        return ended
 
     def check(self) -> None:
         for rank in self.ranks:
