@@ -575,14 +575,16 @@ def test_a_generation_leg_of_the_parent_is_no_return() -> None:
 
 def test_a_turn_that_another_worker_served_is_a_return_once() -> None:
     family = with_a_child()
-    family.pass_plans_until_idle("child", BOUND)
-
+    demoted: list[bool] = []
     for turn in ("7", "7", "8"):
+        family.ask("child", *CHILD, parent="parent")
+        family.pass_plans_until_idle("child", BOUND)
         family.scheduler.returned("parent", turn)
         family.engine.run()
+        demoted.append(family.is_demoted("child"))
 
+    assert demoted == [True, False, True]
     assert family.priorities(*CHILD) == [DEFAULT_PRIORITY, LOW, LOW]
-    assert family.replica.cache.stats.demoted_conversations == 1
 
 
 def test_a_turn_of_somebody_without_children_here_changes_nothing() -> None:

@@ -269,9 +269,10 @@ def test_a_demoted_trunk_with_a_branch_that_is_worth_more_leaves_by_the_branchs_
     """The survivors are the trunk and its branch; the trunk alone has the lowest priority of all."""
     tree = Tree()
     tree.let_go(tree.commit(1, 1, owner="child", worth=((0, LOW, 0),)))
-    tree.let_go(tree.commit(1, 1, 2, 2, owner="child", worth=((0, 80, 0),)), tree.commit(9, 9))
+    tree.let_go(tree.commit(1, 1, 2, 2, worth=((0, 80, 0),)), tree.commit(1, 1, 3, 3, worth=((0, LOW, 0),)))
+    tree.let_go(tree.commit(9, 9))
 
-    assert tree.evict(3) == [2, 1, 0]
+    assert tree.evict(4) == [2, 3, 1, 0]
 
 
 # What requests ask for.

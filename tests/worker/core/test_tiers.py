@@ -78,6 +78,19 @@ def test_a_held_page_of_a_low_priority_is_not_dropped_by_the_threshold() -> None
     assert reasons(tree) == {BELOW_THRESHOLD: 1}
 
 
+def test_an_eviction_of_many_blocks_stops_at_what_a_request_holds_of_their_run() -> None:
+    """The held half of the run is the survivor, as old as the half that leaves."""
+    tree = Tree(num_pages=5)
+    tree.let_go(tree.commit(1, 1, 2, 2, 3, 3, 4, 4))
+    held = tree.hold(1, 1, 2, 2)
+    tree.let_go(tree.commit(5, 5))
+
+    assert tree.cache.take(3) is not None
+
+    assert tree.tree.path_pages(held).tolist() == [0, 1]
+    assert (tree.cached(1, 1, 2, 2, 3, 3), tree.cached(5, 5)) == (2, 0)
+
+
 def test_a_held_page_of_a_low_priority_in_host_makes_no_room_for_others() -> None:
     tree = Tree(num_host_pages=1, cold_tier_offload_min_priority=0)
     tree.let_go(tree.commit(1, 1, worth=((0, LOW, 0),)))
@@ -205,12 +218,13 @@ def test_a_prefix_that_was_asked_for_at_a_low_priority_moves_for_the_sake_of_wha
     """Its own priority is under the threshold; its effective one is the branch's, so both survive."""
     tree = Tree(num_host_pages=8)
     tree.let_go(tree.commit(1, 1, 2, 2, worth=((0, LOW, 0),)))
-    tree.let_go(tree.commit(1, 1, 2, 2, 7, 7))
+    tree.let_go(tree.commit(1, 1, 2, 2, 7, 7), tree.commit(1, 1, 2, 2, 8, 8, worth=((0, LOW, 0),)))
 
-    tree.evict(3)
+    tree.evict(4)
 
     assert tiers(tree.tree, 1, 1, 2, 2, 7, 7) == [HOST, HOST, HOST]
-    assert reasons(tree) == {}
+    assert tree.cached(1, 1, 2, 2, 8, 8) == 2
+    assert reasons(tree) == {BELOW_THRESHOLD: 1}
 
 
 def test_a_demoted_page_in_host_leaves_first_and_is_dropped_instead_of_moved_colder() -> None:
