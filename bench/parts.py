@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,11 +22,19 @@ STOP_S = 20.0
 
 
 @contextmanager
-def process(*command: str, until: str = "listening") -> Iterator[tuple[dict[str, Any], psutil.Process]]:
+def process(
+    *command: str, until: str = "listening", **environment: str
+) -> Iterator[tuple[dict[str, Any], psutil.Process]]:
     """`python -m COMMAND`; yields what it said when it said `until`, and the process. Ends it with the block."""
     with (
         tempfile.TemporaryFile() as log,
-        subprocess.Popen([sys.executable, "-m", *command], stdout=subprocess.PIPE, stderr=log, text=True) as child,
+        subprocess.Popen(
+            [sys.executable, "-m", *command],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=os.environ | environment,
+        ) as child,
     ):
         try:
             said: dict[str, Any] = {}
@@ -48,11 +57,13 @@ def process(*command: str, until: str = "listening") -> Iterator[tuple[dict[str,
 
 @contextmanager
 def configured(command: str, config: dict[str, Any], *, until: str) -> Iterator[tuple[dict[str, Any], psutil.Process]]:
-    """`kinroute COMMAND --config` with `config`."""
+    """`kinroute COMMAND --config` with `config`; what it records goes when it ends."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
         file.write_text(yaml.safe_dump(config))
-        with process("kinroute", command, "--config", str(file), until=until) as started:
+        with process(
+            "kinroute", command, "--config", str(file), until=until, XDG_STATE_HOME=str(Path(folder).resolve())
+        ) as started:
             yield started
 
 

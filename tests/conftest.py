@@ -1,11 +1,21 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kinroute import model_cache
 from kinroute.progress import Steps
+
+
+@pytest.fixture(scope="session", autouse=True)
+def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A state folder (XDG_STATE_HOME) of the tests' own: workers record into it what they are asked."""
+    home = tmp_path_factory.mktemp("state-home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(home))
+        yield home
 
 
 @pytest.fixture

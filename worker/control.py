@@ -23,6 +23,7 @@ import msgspec
 
 from worker.agreement import Agreement, Differs
 from worker.channel import Channel, ChannelError, Kind, admit, join
+from worker.core.recording import Failure
 from worker.core.tiers import CopyEnded
 
 REPORT = struct.Struct("<Q")
@@ -73,7 +74,7 @@ class LeaderEvents(Protocol):
     def pulled(self, rank: int, pulled: Pulled) -> None: ...
     def copied(self, rank: int, ended: CopyEnded) -> None: ...
     def checked(self, rank: int, answer: bytes) -> None: ...
-    def failed(self, why: str) -> None: ...
+    def failed(self, failure: Failure) -> None: ...
 
 
 def gather(
@@ -191,15 +192,22 @@ class Leader:
                 selector.register(channel, selectors.EVENT_READ, rank)
             while not self._stopping.is_set():
                 try:
-                    why = self._round(selector)
+                    failure = self._round(selector)
                 except Exception as error:  # noqa: BLE001 - the outermost loop: whatever it is, the group must end
-                    why = f"the control thread failed: {error!r}"
-                if why is not None and not self._stopping.is_set():
+                    failure = Failure(f"the control thread failed: {error!r}")
+                if failure is not None and not self._stopping.is_set():
                     self._stopping.set()
-                    self._events.failed(why)
+                    self._events.failed(failure)
 
-    def _round(self, selector: selectors.BaseSelector) -> str | None:
+    def _round(self, selector: selectors.BaseSelector) -> Failure | None:
         """Reads what came; returns why the group must end, or None."""
+        why = self._read(selector)
+        if why is None and self._differs is not None:
+            return self._difference(self._differs)
+        why = why or self._late() or self._overdue()
+        return Failure(why) if why is not None else None
+
+    def _read(self, selector: selectors.BaseSelector) -> str | None:
         if self._channels:
             ready = selector.select(TICK_S)
         else:
@@ -216,7 +224,7 @@ class Leader:
             why = self._take(rank, *frame)
             if why is not None:
                 return why
-        return self._difference() or self._late() or self._overdue()
+        return None
 
     def _take(self, rank: int, kind: Kind, payload: bytes) -> str | None:
         match kind:
@@ -253,27 +261,30 @@ class Leader:
                 return f"rank {rank} has not reported plan {sent[0].number} in {self._report_timeout_s:.0f} s"
         return None
 
-    def _difference(self) -> str | None:
+    def _difference(self, differs: Differs) -> Failure:
         """Names the first decision in which a rank left rank 0."""
-        if self._differs is None:
-            return None
-        rank, number = self._differs.rank, self._differs.number
+        rank, number = differs.rank, differs.number
         channel = self._channels[rank]
-        mine = _portable(self._decisions())
+        ours = _of_plan(_portable(self._decisions()), number)
         theirs: list[list[object]] | None = None
         with contextlib.suppress(OSError, ChannelError, ValueError):
             channel.set_deadline(EXPLAIN_DEADLINE_S)
             channel.send(Kind.EXPLAIN)
             while theirs is None and (frame := channel.receive()) is not None:
                 if frame[0] is Kind.EXPLAINED:
-                    theirs = msgspec.msgpack.decode(frame[1], type=list[list[object]])
+                    theirs = _of_plan(msgspec.msgpack.decode(frame[1], type=list[list[object]]), number)
         head = f"rank {rank} decided otherwise than rank 0 in plan {number}"
-        if theirs is None:
-            return f"{head}; it did not say how"
-        for own, other in itertools.zip_longest(_of_plan(mine, number), _of_plan(theirs, number)):
-            if own != other:
-                return f"{head}: rank 0 {own}, rank {rank} {other}"
-        return f"{head}, in what is no longer kept"
+        return Failure(f"{head}{_how(ours, rank, theirs)}", plan=number, rank=rank, ours=ours, theirs=theirs)
+
+
+def _how(ours: list[list[object]], rank: int, theirs: list[list[object]] | None) -> str:
+    """The first decision that differs, in a sentence that says already who and when."""
+    if theirs is None:
+        return "; it did not say how"
+    for own, other in itertools.zip_longest(ours, theirs):
+        if own != other:
+            return f": rank 0 {own}, rank {rank} {other}"
+    return ", in what is no longer kept"
 
 
 def _of_plan(decisions: list[list[object]], number: int) -> list[list[object]]:

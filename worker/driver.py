@@ -37,7 +37,7 @@ from worker.core.demotion import descendants
 from worker.core.events import CacheEvent
 from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, LoadSnapshot
 from worker.core.plan import Plan
-from worker.core.replica import StepWork
+from worker.core.replica import Replica, StepWork
 from worker.core.scheduler import Scheduler
 from worker.core.tiers import CopyWork, Tier
 from worker.core.types import Request, RequestKey, Sampled
@@ -60,6 +60,13 @@ class Followers(Protocol):
     def ask_check(self) -> None: ...
 
 
+class Recording(Protocol):
+    """What is kept of the plans."""
+
+    def record(self, plan: bytes, digest: bytes) -> None: ...
+    def rest(self, replica: Replica) -> None: ...
+
+
 class Driver:
     """`run` is the thread's whole life."""
 
@@ -74,6 +81,7 @@ class Driver:
         checks: Checks,
         metrics: Metrics,
         on_copies: Callable[[Sequence[CopyWork]], None] = lambda copies: None,
+        recording: Recording | None = None,
     ) -> None:
         """`on_copies`: hears of each step's copies between tiers before any rank can report on them."""
         self._inbox = inbox
@@ -85,6 +93,7 @@ class Driver:
         self._checks = checks
         self._metrics = metrics
         self._on_copies = on_copies
+        self._recording = recording
         self._sources: dict[RequestKey, bytes] = {}
         self._told: list[Told] = []
         self._snapshots: list[KvSnapshot] = []
@@ -109,13 +118,18 @@ class Driver:
                 self._step(*planned)
                 self._metrics.steps.observe(self.step_s)
                 self._began_s = None
+                if self._recording is not None:
+                    self._recording.rest(self._engine.replica)
             elif self._told or self._snapshots:
                 self._tell()
 
     def _step(self, plan: Plan, work: StepWork) -> None:
         self._number = plan.number
         self._on_copies(work.copies)
-        self._followers.send_plan(plan.number, plans.encode(plan))
+        encoded = plans.encode(plan)
+        self._followers.send_plan(plan.number, encoded)
+        if self._recording is not None:
+            self._recording.record(encoded, self._engine.replica.digest)
         self._told += [PinEnded(key) for key in self._engine.begin(work)]
         self._followers.applied(plan.number, self._engine.replica.digest)
         logits = self._engine.forward(work)

@@ -62,7 +62,8 @@ class KvCacheConfig(Section):
     back. `copy_timeout_s`: a copy that takes longer has failed.
     `event_buffer_max_size`: batches of KV events kept for those who follow them; 0 sends none.
     `idle_step_ms`: how often a worker with nothing to run makes a step while a sub-agent waits for its idle bound.
-    `recording_max_bytes`: what the recordings of a rank may take; 0 is off. `recording_dir`: where they lie.
+    `recording_max_bytes`: what the recordings of a worker may take; 0 is off. `recording_dir`: where they lie; without
+    it, kinroute/recordings in the user's state folder.
     """
 
     enable_block_reuse: bool = True

@@ -42,9 +42,11 @@ class State(enum.Enum):
 
 @dataclass(slots=True)
 class Ending:
-    """How one group ended. `hopeless`: starting again cannot help; `ready_for_s` is None where it never was ready."""
+    """How one group ended. `recording`: the file that shows what led there, if there is one. `hopeless`: starting again
+    cannot help; `ready_for_s` is None where it never was ready."""
 
     why: str
+    recording: str = ""
     stopped: bool = False
     hopeless: bool = False
     ready_for_s: float | None = None
@@ -94,7 +96,8 @@ class Launcher:
                 group.kill()
             if ending.stopped:
                 return ExitCode.STOPPED
-            log.error("the ranks are ended", why=ending.why)
+            recorded = {"recording": ending.recording} if ending.recording else {}
+            log.error("the ranks are ended", why=ending.why, **recorded)
             if ending.hopeless:
                 return ExitCode.CONFIGURATION
             failed_starts = failed_starts + 1 if ending.ready_for_s is None else 0
@@ -102,14 +105,14 @@ class Launcher:
                 return ExitCode.FAILED
             if ending.ready_for_s is not None and ending.ready_for_s > STEADY_S:
                 backoff_s = FIRST_BACKOFF_S
-            _say("restarting", why=ending.why)
+            _say("restarting", why=ending.why, **recorded)
             if not self._pause(backoff_s):
                 return ExitCode.STOPPED
             backoff_s = min(LONGEST_BACKOFF_S, 2 * backoff_s)
 
     def _supervise(self, group: RankGroup) -> Ending:
         """Until the group has ended, or must be killed."""
-        state, why, hopeless = State.STARTING, "", False
+        state, why, recording, hopeless = State.STARTING, "", "", False
         ready_since_s: float | None = None
         alive = set(group.heard_s)
         deadline_s = time.monotonic() + self._settings.group.start_timeout_s
@@ -123,6 +126,7 @@ class Launcher:
                         _say("ready")
                     case Said(event="failed"):
                         why = why or str(event.members["why"])
+                        recording = recording or str(event.members.get("recording", ""))
                     case Ended(rank=rank):
                         alive.discard(rank)
                         hopeless |= event.code == ExitCode.CONFIGURATION
@@ -147,6 +151,7 @@ class Launcher:
             if now_s > deadline_s or (state is State.FAILED and 0 not in alive):
                 return Ending(
                     why or f"not ready after {self._settings.group.start_timeout_s:.0f} s",
+                    recording=recording,
                     hopeless=hopeless,
                     ready_for_s=None if ready_since_s is None else now_s - ready_since_s,
                 )

@@ -7,6 +7,8 @@ import queue
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,8 +23,10 @@ from worker.commands import Command, Copied, Pulled, Released
 from worker.control import Facts, Leader, Setup, gather
 from worker.control import Pulled as RankPulled
 from worker.copy_board import CopyBoard
+from worker.core.config import CacheConfig
 from worker.core.handoff import KvSource
 from worker.core.networks import AllowedNetworks
+from worker.core.recording import Failure, Header
 from worker.core.scheduler import Scheduler, SchedulerConfig
 from worker.core.shards import kv_head_ranges
 from worker.core.tiers import CopyEnded, CopyWork
@@ -37,6 +41,7 @@ from worker.model.sampling import Sampler
 from worker.model.sharding import UnsupportedModel
 from worker.place import Place
 from worker.pulls import PullBoard
+from worker.recorder import Recorder, open_recorder
 from worker.service import Opened
 from worker.settings import WorkerSettings
 from worker.telemetry import Metrics
@@ -46,7 +51,10 @@ log = structlog.get_logger()
 
 
 class LeaderEngine(threading.Thread):
-    """`on_opened`, `on_step` and `on_failed` are called on whichever thread has the news."""
+    """`on_opened`, `on_step` and `on_failed` are called on whichever thread has the news.
+
+    `on_failed`: why, how this process should end, and the file in which what led there is recorded, if it is.
+    """
 
     def __init__(
         self,
@@ -58,7 +66,7 @@ class LeaderEngine(threading.Thread):
         *,
         on_opened: Callable[[Opened], None],
         on_step: Callable[[StepTold], None],
-        on_failed: Callable[[str, ExitCode], None],
+        on_failed: Callable[[str, ExitCode, Path | None], None],
     ) -> None:
         super().__init__(name="engine", daemon=True)
         self._settings = settings
@@ -74,16 +82,19 @@ class LeaderEngine(threading.Thread):
         self._copies = CopyBoard(place.world_size)
         self._boards_lock = threading.Lock()
         self._driver: Driver | None = None
+        self._recorder: Recorder | None = None
         self._handoffs: Handoffs | None = None
 
     def run(self) -> None:
         try:
             self._live()
         except (UnsupportedModel, SettingsError) as error:
-            self._on_failed(str(error), ExitCode.CONFIGURATION)
+            self._on_failed(str(error), ExitCode.CONFIGURATION, None)
         except Exception as error:
             log.error("the engine failed", exc_info=error)
-            self._on_failed(f"rank 0 failed: {error!r}", ExitCode.FAILED)
+            self.failed(Failure(f"rank 0 failed: {error!r}"))
+        if self._recorder is not None:
+            self._recorder.close()
 
     def _live(self) -> None:
         place = self._place
@@ -114,6 +125,12 @@ class LeaderEngine(threading.Thread):
             overdue=self._overdue,
             report_timeout_s=self._settings.group.report_timeout_s,
         )
+        cache = self._settings.kv_cache_config
+        self._recorder = recorder = open_recorder(
+            cache.recording_dir, cache.recording_max_bytes, self._header(engine.replica.config), self._metrics
+        )
+        if recorder is not None:
+            recorder.start(engine.replica)
         layout = assembly.pool.layout
         self._metrics.cache.opened(tokens_per_block=layout.tokens_per_block, page_bytes=layout.page_bytes)
         self._driver = driver = Driver(
@@ -126,6 +143,7 @@ class LeaderEngine(threading.Thread):
             self._checks,
             self._metrics,
             self.copying,
+            recorder,
         )
         self._handoffs = handoffs = Handoffs(
             engine.sessions,
@@ -140,6 +158,18 @@ class LeaderEngine(threading.Thread):
             driver.run()
         finally:
             leader.stop()
+
+    def _header(self, config: CacheConfig) -> Header:
+        settings, place = self._settings, self._place
+        return Header(
+            config=config,
+            model=settings.model_name,
+            role=settings.role,
+            world_size=place.world_size,
+            rank=place.rank,
+            instance_id=self._instance_id,
+            release=metadata.version("kinroute"),
+        )
 
     def _opened(self, assembly: Assembly, setup: Setup, handoffs: Handoffs) -> Opened:
         capacity = setup.num_pages * self._settings.kv_cache_config.tokens_per_block
@@ -204,8 +234,11 @@ class LeaderEngine(threading.Thread):
     def checked(self, rank: int, answer: bytes) -> None:
         self._checks.feed(rank, msgspec.msgpack.decode(answer, type=dict[str, Any]))
 
-    def failed(self, why: str) -> None:
-        self._on_failed(why, ExitCode.FAILED)
+    def failed(self, failure: Failure) -> None:
+        if failure.plan is not None:
+            self._metrics.mismatches.inc()
+        recording = self._recorder.fail(failure) if self._recorder is not None else None
+        self._on_failed(failure.why, ExitCode.FAILED, recording)
 
 
 def _facts(rank: int, channel: Channel) -> Facts:

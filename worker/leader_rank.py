@@ -8,6 +8,7 @@ import queue
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVarTuple, Unpack
 
 import structlog
@@ -67,7 +68,7 @@ class LeaderRank:
             self._service.instance_id,
             on_opened=lambda opened: self._on_loop(self._opened, opened),
             on_step=lambda step: self._on_loop(self._service.deliver, step),
-            on_failed=lambda why, code: self._on_loop(self._failed, why, code),
+            on_failed=lambda why, code, recording: self._on_loop(self._failed, why, code, recording),
         )
         engine.start()
         code = await self._end
@@ -103,11 +104,15 @@ class LeaderRank:
         self._status.say("ready")
         log.info("ready", pages=opened.num_pages, max_context_length=opened.served.max_context_length)
 
-    def _failed(self, why: str, code: ExitCode) -> None:
-        """Edges hear of it first, so that they can try elsewhere; then this process ends."""
+    def _failed(self, why: str, code: ExitCode, recording: Path | None) -> None:
+        """Edges hear of it first, so that they can try elsewhere; then this process ends.
+
+        Where the recording lies is the operator's to know, not the callers'.
+        """
         if self._service.is_live():
-            log.error("the group is lost", why=why)
+            recorded = {} if recording is None else {"recording": str(recording)}
+            log.error("the group is lost", why=why, **recorded)
             self._service.fail(why)
-            self._status.say("failed", why=why)
+            self._status.say("failed", why=why, **recorded)
         if not self._end.done():
             self._end.set_result(code)

@@ -1,11 +1,12 @@
 """Rank 0's recording: each plan with its digest, from a checkpoint on, written by a thread of its own.
 
-Serving neither waits for it nor fails with it. A disk that is too slow costs the rest of a segment; one that fails or is
-full switches recording off.
+Serving neither waits for it nor fails with it. A disk that is too slow costs the rest of a segment; one that fails, or
+is full, switches recording off.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import datetime
 import queue
@@ -73,8 +74,44 @@ class _End:
 _Order: TypeAlias = _Begin | _Step | _End
 
 
-class Recording(Protocol):
-    """What the driver tells."""
+class Recorder:
+    """`start`, `record` and `rest` are the engine thread's; `fail` and `close` may come from any.
+
+    A segment is a checkpoint and every plan behind it, without a gap. The next begins once there are `min_plans` and
+    they take an eighth of the ring, or the segment three eighths; where one was cut short, once the writer has caught
+    up. No segment takes more than half, so that the one before it stays until it is as long.
+    """
+
+    def __init__(
+        self,
+        ring: Ring,
+        header: Header,
+        metrics: Metrics,
+        max_bytes: int,
+        *,
+        queue_bytes: int = QUEUE_BYTES,
+        min_plans: int = MIN_PLANS,
+    ) -> None:
+        self._ring = ring
+        self._header = header
+        self._metrics = metrics
+        self._max_bytes = max_bytes
+        self._queue_bytes = queue_bytes
+        self._min_plans = min_plans
+        self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+        # Each of these two is changed by one thread alone: what is queued is their difference.
+        self._sent_bytes = self._taken_bytes = 0
+        self._is_on = True
+        self._ends = False
+        self._drops = False
+        self._plans = self._plan_bytes = self._checkpoint_bytes = 0
+        self._failed_in: Path | None = None
+
+    def start(self, replica: Replica) -> None:
+        self._thread.start()
+        self._metrics.recording_on.set(1)
+        self._begin(replica)
 
     def record(self, plan: bytes, digest: bytes) -> None:
         """A plan was carried out. Costs some microseconds."""
@@ -167,7 +204,8 @@ class Recording(Protocol):
             log.error("the recorder failed", exc_info=error)
             self._switch_off(repr(error))
         finally:
-            self._ring.close()
+            with contextlib.suppress(OSError):
+                self._ring.close()
             self._orders = queue.SimpleQueue()
 
     def _write(self) -> None:

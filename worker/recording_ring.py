@@ -1,4 +1,4 @@
-"""The files of a worker's recordings: segments in a folder that nobody else may look into, the oldest deleted in time."""
+"""The files of a worker's recordings: segments in a folder of its own, of which the oldest are deleted in time."""
 
 from __future__ import annotations
 

@@ -122,7 +122,18 @@ def load_settings(file: Path | None, environment: Mapping[str, str] = os.environ
     """The settings in `file` under those in `environment`. Raises SettingsError."""
     settings = read_settings(WorkerSettings, file, environment, PREFIX)
     _require_sense(settings)
-    return settings
+    if settings.kv_cache_config.recording_dir is not None:
+        return settings
+    cache = settings.kv_cache_config.model_copy(update={"recording_dir": _recordings_folder(environment)})
+    return settings.model_copy(update={"kv_cache_config": cache})
+
+
+def _recordings_folder(environment: Mapping[str, str]) -> Path | None:
+    """In the state folder, by the XDG base directories; None where there is no home."""
+    for variable, below in (("XDG_STATE_HOME", "kinroute/recordings"), ("HOME", ".local/state/kinroute/recordings")):
+        if environment.get(variable, "").startswith("/"):
+            return Path(environment[variable]) / below
+    return None
 
 
 def _require_sense(settings: WorkerSettings) -> None:

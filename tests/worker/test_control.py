@@ -14,6 +14,7 @@ import pytest
 
 from worker.channel import Channel, ChannelError, Kind
 from worker.control import Follower, Leader, Pulled, connect, gather
+from worker.core.recording import Failure
 from worker.core.tiers import CopyEnded
 
 TOKEN = b"t" * 32
@@ -26,6 +27,7 @@ class Heard:
     """What a leader told its rank."""
 
     news: queue.SimpleQueue[tuple[str, object]] = field(default_factory=queue.SimpleQueue)
+    failure: Failure | None = None
 
     def agreed(self, number: int) -> None:
         self.news.put(("agreed", number))
@@ -39,8 +41,9 @@ class Heard:
     def checked(self, rank: int, answer: bytes) -> None:
         self.news.put(("checked", (rank, answer)))
 
-    def failed(self, why: str) -> None:
-        self.news.put(("failed", why))
+    def failed(self, failure: Failure) -> None:
+        self.failure = failure
+        self.news.put(("failed", failure.why))
 
     def next(self) -> tuple[str, object]:
         return self.news.get(timeout=WAIT_S)
@@ -111,6 +114,9 @@ def test_a_digest_that_differs_ends_the_group_and_names_the_first_decision_of_bo
 
     assert what == "failed"
     assert why == ("rank 1 decided otherwise than rank 0 in plan 7: rank 0 [7, 'evict', 4], rank 1 [7, 'evict', 5]")
+    assert heard.failure == Failure(
+        why, plan=7, rank=1, ours=[[7, "take", 3], [7, "evict", 4]], theirs=[[7, "take", 3], [7, "evict", 5]]
+    )
 
 
 def test_a_follower_that_does_not_report_in_time_ends_the_group() -> None:

@@ -57,7 +57,7 @@ class Unfinished(RecordingError):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """Whose recording this is. `began_at`: ISO 8601, UTC. `release`: of the program that wrote it."""
+    """Whose recording this is. `release`: of the program that wrote it. `began_at`: ISO 8601, UTC."""
 
     config: CacheConfig
     model: str
@@ -66,7 +66,7 @@ class Header(msgspec.Struct, frozen=True):
     rank: int
     instance_id: str
     release: str
-    began_at: str
+    began_at: str = ""
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -132,7 +132,7 @@ class Segment:
         last: int | None = None
         for offset, record in self._steps:
             try:
-                plan = plans.decode(record[DIGEST_BYTES:])
+                plan = plans.decode(bytes(record[DIGEST_BYTES:]))
             except msgspec.MsgspecError as error:
                 raise RecordingError(offset, f"a plan was due: {error}") from error
             if last is not None and plan.number != last + 1:
