@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import queue
+import re
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -59,6 +60,16 @@ class Running:
     def get(self, path: str) -> Any:
         with urllib.request.urlopen(f"http://{self.admin}{path}", timeout=30.0) as response:
             return json.loads(response.read())
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of all series of `name` that have these labels."""
+        with urllib.request.urlopen(f"http://{self.admin}/metrics", timeout=30.0) as response:
+            text = response.read().decode()
+        found = 0.0
+        for series, value in re.findall(rf"^{name}(\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE):
+            if all(f'{label}="{expected}"' in series for label, expected in labels.items()):
+                found += float(value)
+        return found
 
     def leaks(self) -> dict[str, Any]:
         answer: dict[str, Any] = self.get("/kinroute/v1/leaks")

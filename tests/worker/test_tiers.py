@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -74,17 +72,6 @@ def ask(running: Running, prompt: list[int], *, bypass: bool = False) -> Answer:
     return Answer(token_ids(responses), responses[-1].usage.cached_prompt_tokens)
 
 
-def metric(running: Running, name: str, **labels: str) -> float:
-    """The sum of all series of `name` that have these labels."""
-    with urllib.request.urlopen(f"http://{running.admin}/metrics", timeout=30.0) as response:
-        text = response.read().decode()
-    found = 0.0
-    for series, value in re.findall(rf"^{name}(\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE):
-        if all(f'{label}="{expected}"' in series for label, expected in labels.items()):
-            found += float(value)
-    return found
-
-
 def test_answers_after_a_trip_through_host_and_disk_are_the_same_token_for_token(running: Running) -> None:
     asked = prompts(1)
     expected = [ask(running, prompt, bypass=True).tokens for prompt in asked]
@@ -96,7 +83,7 @@ def test_answers_after_a_trip_through_host_and_disk_are_the_same_token_for_token
     assert [answer.tokens for answer in again] == expected[::-1]
     assert [answer.cached for answer in again] == [PROMPT // BLOCK * BLOCK] * CONVERSATIONS
     for source in ("host", "disk"):
-        assert metric(running, "kinroute_worker_kv_onboard_bytes_total", source=source, target="device") > 0
+        assert running.metric("kinroute_worker_kv_onboard_bytes_total", source=source, target="device") > 0
     running.wait_clean()
 
 
@@ -139,6 +126,6 @@ def test_a_page_that_one_rank_reads_wrong_is_computed_again_and_the_answer_is_ri
 
     assert [answer.tokens for answer in answers] == expected * 2
     assert min(answer.cached for answer in answers) < PROMPT // BLOCK * BLOCK
-    assert metric(running, "kinroute_worker_kv_rank_copy_failures_total", tier="disk") >= 3
-    assert metric(running, "kinroute_worker_kv_tier_off", tier="disk") == 1
+    assert running.metric("kinroute_worker_kv_rank_copy_failures_total", tier="disk") >= 3
+    assert running.metric("kinroute_worker_kv_tier_off", tier="disk") == 1
     running.wait_clean()

@@ -1,0 +1,145 @@
+"""Finished sub-agents on real ranks: processes with hash seeds of their own, over a real link with signed lineage."""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from enginelink.envelope import LIFE_S, PURPOSE_SUBMIT, Claims, Key, Signer, prompt_sha256
+from enginelink.v1 import link_pb2
+from tests.tiny_models import make_tiny_model
+from tests.worker.clients import Edge, kinds, until
+from tests.worker.running import MODEL_NAME, Running, worker
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+
+KEY = Key("one", b"1" * 32)
+BLOCK = 4
+NUM_PAGES = 64
+BOUND = 8
+LOW = 1
+DEMOTED = "kinroute_worker_kv_demoted_conversations_total"
+DEMOTED_BLOCKS = "kinroute_worker_kv_demoted_blocks_total"
+RESTORED = "kinroute_worker_kv_restored_conversations_total"
+MISMATCHES = "kinroute_worker_digest_mismatches_total"
+
+
+def write_keys(file: Path) -> Path:
+    key = {"id": KEY.key_id, "secret": base64.b64encode(KEY.secret).decode(), "sign_from": 0}
+    file.write_text(json.dumps({"envelope_keys": [key]}))
+    return file
+
+
+def blocks(first: int, count: int) -> list[int]:
+    """Tokens of `count` blocks that no other `first` begins."""
+    return [first + at % 7 for at in range(count * BLOCK)]
+
+
+def ask(edge: Edge, conversation: str, prompt: Sequence[int], parent: str = "") -> int:
+    """One token of an answer; how many tokens of the prompt were cached."""
+    request_id = secrets.token_hex(8)
+    now_s = int(time.time())
+    claims = Claims(
+        purpose=PURPOSE_SUBMIT,
+        iss="edge",
+        aud=edge.welcome.server.instance_id,
+        issued_s=now_s,
+        expires_s=now_s + LIFE_S,
+        jti=secrets.token_hex(8),
+        request_id=request_id,
+        request_type="context_and_generation",
+        model=MODEL_NAME,
+        turn=request_id,
+        family="parent",
+        conversation=conversation,
+        parent=parent,
+        prompt_sha256=prompt_sha256(np.array(prompt, "<u4").tobytes()),
+    )
+    handle = edge.submit(
+        prompt,
+        link_pb2.PHASE_AGGREGATED,
+        1,
+        request_id=request_id,
+        conversation_id=conversation,
+        lineage=Signer(KEY).sign(claims),
+    )
+    events = edge.events(handle)
+    assert kinds(events)[-1] == "finished", events[-1]
+    return int(events[-1].finished.usage.cached_prompt_tokens)
+
+
+def family(running: Running) -> dict[str, dict[str, Any]]:
+    told = running.get("/kinroute/v1/families?family=parent")["conversations"]
+    return {one["conversation"]: one for one in told}
+
+
+def wait_until_idle(running: Running, *conversations: str) -> None:
+    """The worker makes plans without work until its children are old enough."""
+    until(lambda: all((family(running)[one]["idle_steps"] or 0) >= BOUND - 1 for one in conversations))
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_finished_subagent_demotion_is_rank_deterministic(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    """The survivors are the stranger, older than everybody, and what both children share: an order by last use would
+    have taken both before the children's own blocks."""
+    monkeypatch.setenv("PYTHONHASHSEED", "random")
+    stranger, parent = [*blocks(20, 10), 1], [*blocks(40, 4), 2]
+    task = [*blocks(40, 4), *blocks(60, 4)]
+    one, two = [*task, *blocks(80, 8), 1], [*task, *blocks(100, 8), 1]
+    cache = {
+        "tokens_per_block": BLOCK,
+        "max_tokens": NUM_PAGES * BLOCK,
+        "block_reuse_config": {
+            "policy": "per_conversation",
+            "finished_subagent_priority": LOW,
+            "finished_subagent_min_idle_iterations": BOUND,
+        },
+    }
+    model = make_tiny_model(tmp_path / "model", num_attention_heads=6, num_key_value_heads=3)
+    keys = write_keys(tmp_path / "keys.json")
+    with (
+        worker(tmp_path, model, tensor_parallel_size=ranks, kv_cache_config=cache, keys_file=str(keys)) as running,
+        Edge(running.grpc) as edge,
+    ):
+        ask(edge, "stranger", stranger)
+        ask(edge, "parent", parent)
+        assert ask(edge, "one", one, "parent") == 4 * BLOCK
+        assert ask(edge, "two", two, "parent") == 8 * BLOCK
+        wait_until_idle(running, "one", "two")
+
+        ask(edge, "parent", [*parent[:-1], *blocks(120, 2), 3])
+
+        told = family(running)
+        assert {name: told[name]["state"] for name in ("parent", "one", "two")} == {
+            "parent": "idle",
+            "one": "demoted",
+            "two": "demoted",
+        }
+        assert (told["one"]["blocks"]["device"], told["one"]["priority"]) == (12, [LOW, 35])
+        assert (told["two"]["blocks"]["device"], told["two"]["priority"]) == (8, [LOW, LOW])
+        assert (running.metric(DEMOTED), running.metric(DEMOTED_BLOCKS)) == (2, 16)
+
+        ask(edge, "presser", [*blocks(140, 40), 1])
+        assert ask(edge, "stranger", stranger) == 10 * BLOCK
+        assert ask(edge, "one", one, "parent") == 8 * BLOCK
+        assert family(running)["one"]["state"] == "idle"
+        assert running.metric(RESTORED) == 1
+
+        wait_until_idle(running, "one")
+        ask(edge, "parent", [*parent[:-1], *blocks(120, 4), 3])
+        assert family(running)["one"]["state"] == "demoted"
+        assert running.metric(DEMOTED) == 3
+        assert running.metric(MISMATCHES) == 0
+        assert len(running.ranks()) == ranks
+        assert not [news for news in running.heard if news.event == "restarting"]
+        running.wait_clean()
