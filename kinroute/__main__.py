@@ -49,10 +49,24 @@ def _demo(arguments: argparse.Namespace) -> int:
     return demo(url=arguments.url, key=arguments.key)
 
 
+def _replay_recording(arguments: argparse.Namespace) -> int:
+    from kinroute.recordings import replay_recording
+
+    return replay_recording(
+        arguments.file, check=arguments.check, decisions=arguments.decisions, as_json=arguments.json
+    )
+
+
 def _bench(arguments: argparse.Namespace) -> int:
     from bench.__main__ import main as bench
 
     return bench(arguments.rest)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"must be a number from 0 on, not {text!r}")
+    return int(text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -83,6 +97,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--url", help="the edge's address (default: the system that `kinroute up` runs here)")
     demo.add_argument("--key", help="API key (default: the one that `kinroute up` made)")
+    recording = command(
+        "replay-recording",
+        _replay_recording,
+        "Carry out again what a worker recorded. Exit code 0: it decides as it did; 1: it does not; 2: unreadable.",
+    )
+    recording.add_argument("file", type=Path, metavar="FILE", help="a segment, or a folder of them: its last one")
+    recording.add_argument("--check", action="store_true", help="check every invariant after every plan; slow")
+    recording.add_argument("--decisions", type=_count, default=0, metavar="N", help="show the last N decisions")
+    recording.add_argument("--json", action="store_true", help="all of it as JSON")
     bench = command("bench", _bench, "Measure this machine; ratios side by side in one run.")
     bench.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="see `kinroute bench --help`")
     return parser

@@ -54,7 +54,7 @@ def replay(segment: Segment, *, check: bool = False, keep: int = 0) -> Replayed:
     config = replace(segment.header.config, tells_events=False)
     try:
         replica = checkpoint.load(config, bytes(segment.checkpoint))
-    except (msgspec.MsgspecError, ValueError, LookupError) as error:
+    except (msgspec.MsgspecError, AssertionError, LookupError, TypeError, ValueError) as error:
         raise RecordingError(0, f"a checkpoint was due that can be loaded: {error!r}") from error
     replayed = Replayed(replica.cache.stats, last_decisions=deque(maxlen=keep))
     began_ms: int | None = None

@@ -1,87 +1,108 @@
-"""Conversations with parents on a scheduler without a model, driven plan by plan."""
+"""A load of families: parents that call sub-agents, over three tiers, with returns, retries, aborts and handoffs.
+
+Copies between tiers end some plans later, and now and then fail. Whatever is sampled is token 9.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import random
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-from tests.worker.core.engines import TestEngine, make_engine
-from tests.worker.core.trees import ids
-from worker.core.config import ReusePolicy
-from worker.core.conversations import Conversation, News
-from worker.core.outputs import Output
-from worker.core.tiers import Tier
-from worker.core.types import RequestKey
+from tests.worker.core.engines import ANSWER, make_request
+from worker.core.config import CacheConfig, ReusePolicy
+from worker.core.plan import encode
+from worker.core.replica import Replica
+from worker.core.scheduler import Scheduler, SchedulerConfig
+from worker.core.tiers import CopyWork
+from worker.core.types import Phase, RequestKey, Sampled
 
-BOUND = 4
-LOW = 1
-TENANT = b"tenant"
+BLOCK = 4
+PLAN_MS = 20
+FAMILIES = 12
 
 
-class Family:
-    """Blocks of two tokens; a prompt's last, odd token keeps its blocks whole. Answers are one token and no block."""
+def family_config(num_pages: int = 256) -> CacheConfig:
+    return CacheConfig(
+        num_pages=num_pages,
+        tokens_per_block=BLOCK,
+        policy=ReusePolicy.PER_CONVERSATION,
+        num_host_pages=num_pages // 2,
+        num_disk_pages=num_pages // 4,
+        finished_subagent_priority=1,
+        finished_subagent_min_idle_iterations=4,
+        max_tracked_conversations=40,
+    )
 
-    def __init__(self, *, bound: int = BOUND, priority: int | None = LOW, num_pages: int = 64, **members: Any) -> None:
-        self.engine: TestEngine = make_engine(
-            num_pages=num_pages,
-            policy=ReusePolicy.PER_CONVERSATION,
-            finished_subagent_priority=priority,
-            finished_subagent_min_idle_iterations=bound,
-            **members,
+
+@dataclass
+class Families:
+    """`steps` makes plans and carries them out on `replica`, one each time it is asked."""
+
+    dice: random.Random
+    replica: Replica = field(default_factory=lambda: Replica(family_config()))
+    prompt_tokens: int = 120
+    _prompts: dict[str, list[int]] = field(default_factory=dict)
+    _copies: deque[tuple[int, CopyWork]] = field(default_factory=deque)
+    _pinned: list[RequestKey] = field(default_factory=list)
+    _keys: int = 0
+
+    def __post_init__(self) -> None:
+        config = SchedulerConfig(max_batch_size=8, max_num_tokens=64, handoff_timeout_ms=40 * PLAN_MS)
+        self.scheduler = Scheduler(config, self.replica, lambda request: b"")
+
+    def steps(self, count: int) -> Iterator[bytes]:
+        """Each plan, as it travels."""
+        made = 0
+        now_ms = 0
+        while made < count:
+            now_ms += PLAN_MS
+            self._news()
+            planned = self.scheduler.plan(now_ms)
+            if planned is None:
+                continue
+            plan, work = planned
+            self._copies.extend((plan.number, copy) for copy in work.copies)
+            yield encode(plan)
+            made += 1
+            keys = work.batch.sample_requests if work.batch is not None else ()
+            self.scheduler.complete(plan, Sampled(keys, (ANSWER,) * len(keys)))
+
+    def _news(self) -> None:
+        dice = self.dice
+        while self._copies and self._copies[0][0] < self.replica.number - 2:
+            _, copy = self._copies.popleft()
+            self.scheduler.copied(copy.number, len(copy.sources) if dice.random() < 0.98 else 0)
+        if self.scheduler.load.queued < 4:
+            self._submit()
+        if dice.random() < 0.05:
+            self.scheduler.cancel(RequestKey(dice.randrange(max(1, self._keys - 8), self._keys + 1)))
+        if self._pinned and dice.random() < 0.3:
+            self.scheduler.released(self._pinned.pop(0))
+
+    def _submit(self) -> None:
+        """The next turn of a parent or of one of its sub-agents; sometimes it begins anew."""
+        dice = self.dice
+        family = dice.randrange(FAMILIES)
+        child = dice.randrange(4)
+        name = f"{family}/{child}" if child else str(family)
+        begun = self._prompts.get(name, [])
+        if not begun or len(begun) > 4 * self.prompt_tokens or dice.random() < 0.1:
+            begun = [1, 2, 3, 4, 5, 6, 7, 8, child] + [100 + family] * 8
+        grown = self._prompts[name] = begun + [dice.randrange(50) for _ in range(dice.randrange(self.prompt_tokens))]
+        self._keys += 1
+        phase = dice.choice([Phase.CONTEXT, Phase.AGGREGATED])
+        if phase is Phase.CONTEXT:
+            self._pinned.append(RequestKey(self._keys))
+        self.scheduler.submit(
+            make_request(
+                self._keys,
+                grown,
+                phase=phase,
+                max_tokens=dice.randrange(1, 20),
+                conversation=name,
+                parent=str(family) if child else None,
+                turn=str(self._keys),
+            )
         )
-        self.replica = self.engine.replica
-        self.scheduler = self.engine.scheduler
-        self.key = 0
-
-    def submit(self, conversation: str, *prompt: int, parent: str | None = None, **members: Any) -> RequestKey:
-        """Queue a request; it begins with the next plan."""
-        self.key += 1
-        given = {"salt": TENANT} | members
-        assert self.engine.submit(self.key, prompt, conversation=conversation, parent=parent, **given) is None
-        return RequestKey(self.key)
-
-    def ask(self, conversation: str, *prompt: int, parent: str | None = None, **members: Any) -> list[Output]:
-        """One whole answer: a plan that computes it, and one that lets go of it."""
-        self.submit(conversation, *prompt, parent=parent, **members)
-        return self.engine.run()
-
-    def pass_plans(self, count: int) -> None:
-        """Plans in which nothing happens to anybody who is known."""
-        for _ in range(count):
-            self.scheduler.heard("nobody", News.CLOSED, final=True)
-            assert self.engine.step() is not None
-
-    def pass_plans_until_idle(self, conversation: str, steps: int) -> None:
-        """In the next plan this conversation is idle for `steps` steps."""
-        last = self.known(conversation).last_context_step
-        assert last is not None
-        self.pass_plans(last + steps - 1 - self.replica.number)
-
-    def known(self, conversation: str) -> Conversation:
-        known = self.replica.conversations.find(conversation)
-        assert known is not None
-        return known
-
-    def is_demoted(self, conversation: str) -> bool:
-        return self.known(conversation).demoted
-
-    def priorities(self, *prompt: int) -> list[int]:
-        """Of each committed block of `prompt`."""
-        tree = self.replica.cache.tree
-        match = tree.match(TENANT, ids(*prompt), len(prompt) // 2)
-        return [
-            segment.run.stretches.priority_at(block)
-            for segment in tree.segments(match.run, match.length)
-            for block in range(segment.start, segment.stop)
-        ]
-
-    def cached(self, *prompt: int) -> int:
-        """Blocks of `prompt` that are committed, in any tier."""
-        return self.replica.cache.match(TENANT, ids(*prompt), len(prompt) // 2).blocks
-
-    def press(self, num_pages: int) -> None:
-        """A stranger's request needs so many pages more than are free."""
-        blocks = len(self.replica.cache.pools.free[Tier.DEVICE]) + num_pages
-        self.key += 1
-        prompt = [1000 * self.key + at for at in range(2 * blocks)]
-        assert self.engine.submit(self.key, prompt, salt=b"presser") is None
-        self.engine.run()
