@@ -52,8 +52,13 @@ class TestEngine:
         follower.apply(decode(encode(plan)))
         assert follower.digest == self.replica.digest
         self.check()
+        return self.scheduler.complete(plan, self.sampled(work, token))
+
+    @staticmethod
+    def sampled(work: StepWork, token: int = ANSWER) -> Sampled:
+        """`token` for everybody who samples in this step."""
         keys = work.batch.sample_requests if work.batch is not None else ()
-        return self.scheduler.complete(plan, Sampled(keys, (token,) * len(keys)))
+        return Sampled(keys, (token,) * len(keys))
 
     def run(self, token: int = ANSWER) -> list[Output]:
         """Steps until there is nothing to do; what they told."""

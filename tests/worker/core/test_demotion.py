@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.worker.core.families import BOUND, LOW, Family
+from tests.worker.core.lineages import BOUND, LOW, Family
 from worker.core.conversations import News, StopReason
 from worker.core.outputs import Started
 from worker.core.tiers import Tier
