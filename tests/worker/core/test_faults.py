@@ -71,7 +71,7 @@ def test_a_rank_with_fewer_free_pages_than_the_plan_needs_fails_instead_of_stayi
     poorer = Replica(engine.replica.config)
     assert poorer.cache.take(5) is not None
 
-    with pytest.raises(AssertionError, match="rank 0 had pages for .* and this rank has not"):
+    with pytest.raises(AssertionError, match=r"rank 0 had pages for .* and this rank has not"):
         poorer.apply(decode(encode(made[0])))
 
 
@@ -250,10 +250,10 @@ def follow(known: dict[bytes, set[Tier]], events: list[CacheEvent], scope: Block
                 stored += len(keys)
             case Removed():
                 for start in range(0, len(event.keys), KEY_BYTES):
-                    key = event.keys[start : start + KEY_BYTES]
-                    known[key].remove(event.tier)
-                    if not known[key]:
-                        del known[key]
+                    left = event.keys[start : start + KEY_BYTES]
+                    known[left].remove(event.tier)
+                    if not known[left]:
+                        del known[left]
             case Cleared():
                 known.clear()
     return stored
