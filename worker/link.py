@@ -81,7 +81,7 @@ class LinkService(link_pb2_grpc.EngineLinkServicer):  # type: ignore[misc]  # ge
                 writer.cancel()
         finally:
             self.links.discard(link)
-            link.close()
+            link.lose()
             log.info("an edge is gone", edge=link.edge_id)
         if violation:
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, violation)
@@ -97,7 +97,8 @@ class Link:
         self._worker = worker
         self._requests = worker.requests
         self._by_handle: dict[int, Active] = {}
-        self._conversations: OrderedDict[str, None] = OrderedDict()
+        self._generating_elsewhere: OrderedDict[str, bool] = OrderedDict()
+        """Of each conversation that it submitted, whether it says that a generation leg runs elsewhere."""
         self._happened: list[tuple[Active, Told]] = []
         self._waiting: deque[link_pb2.WorkerMessage] = deque()
         self._wake = asyncio.Event()
@@ -130,6 +131,13 @@ class Link:
                 await self._wake.wait()
             else:
                 await stream.write(message)
+
+    def lose(self) -> None:
+        """The edge is gone: its requests end, and nobody is left to say how its legs elsewhere end."""
+        self.close()
+        for conversation, is_generating in self._generating_elsewhere.items():
+            if is_generating:
+                self._requests.hear(Heard(conversation, News.ENDED))
 
     def close(self) -> None:
         for active in self._by_handle.values():
@@ -215,20 +223,24 @@ class Link:
             return
         self._by_handle[submit.handle] = self._requests.accept(request, submit.request_id, self, submit.handle)
         if request.conversation:
-            self._conversations[request.conversation] = None
-            self._conversations.move_to_end(request.conversation)
-            if len(self._conversations) > MAX_CONVERSATIONS:
-                self._conversations.popitem(last=False)
+            self._generating_elsewhere.setdefault(request.conversation, False)
+            self._generating_elsewhere.move_to_end(request.conversation)
+            if len(self._generating_elsewhere) > MAX_CONVERSATIONS:
+                forgotten, is_generating = self._generating_elsewhere.popitem(last=False)
+                if is_generating:
+                    self._requests.hear(Heard(forgotten, News.ENDED))
 
     def _hear(self, update: link_pb2.ConversationUpdate) -> None:
         """An edge is believed of the conversations that it submitted on this very link."""
         conversation = update.conversation_id
-        if conversation not in self._conversations:
+        if conversation not in self._generating_elsewhere:
             return
         match update.WhichOneof("update"):
             case "generating":
+                self._generating_elsewhere[conversation] = True
                 self._requests.hear(Heard(conversation, News.GENERATING))
             case "ended":
+                self._generating_elsewhere[conversation] = False
                 reason = StopReason(update.ended.reason)
                 self._requests.hear(Heard(conversation, News.ENDED, reason, update.ended.final))
             case "closed":

@@ -111,6 +111,11 @@ class Edge:
     def cancel(self, handle: int) -> None:
         self._out.put(link_pb2.EdgeMessage(cancels=[link_pb2.Cancel(handle=handle)]))
 
+    def tell(self, conversation: str, **update: Any) -> None:
+        """`update`: generating, ended, closed or returned."""
+        told = link_pb2.ConversationUpdate(conversation_id=conversation, **update)
+        self._out.put(link_pb2.EdgeMessage(updates=[told]))
+
     def subscribe(self, epoch: str = "", after: int = 0, *, snapshot: bool = False) -> None:
         asked = link_pb2.KvSubscribe(epoch=epoch, after_sequence=after, snapshot=snapshot)
         self._out.put(link_pb2.EdgeMessage(kv_subscribe=asked))

@@ -6,7 +6,8 @@ import base64
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,23 @@ def wait_until_idle(running: Running, *conversations: str) -> None:
     until(lambda: all((family(running)[one]["idle_steps"] or 0) >= BOUND - 1 for one in conversations))
 
 
+@contextmanager
+def started(folder: Path, ranks: int) -> Iterator[Running]:
+    cache = {
+        "tokens_per_block": BLOCK,
+        "max_tokens": NUM_PAGES * BLOCK,
+        "block_reuse_config": {
+            "policy": "per_conversation",
+            "finished_subagent_priority": LOW,
+            "finished_subagent_min_idle_iterations": BOUND,
+        },
+    }
+    model = make_tiny_model(folder / "model", num_attention_heads=6, num_key_value_heads=3)
+    keys = write_keys(folder / "keys.json")
+    with worker(folder, model, tensor_parallel_size=ranks, kv_cache_config=cache, keys_file=str(keys)) as running:
+        yield running
+
+
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_finished_subagent_demotion_is_rank_deterministic(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: int
@@ -96,21 +114,7 @@ def test_finished_subagent_demotion_is_rank_deterministic(
     stranger, parent = [*blocks(20, 10), 1], [*blocks(40, 4), 2]
     task = [*blocks(40, 4), *blocks(60, 4)]
     one, two = [*task, *blocks(80, 8), 1], [*task, *blocks(100, 8), 1]
-    cache = {
-        "tokens_per_block": BLOCK,
-        "max_tokens": NUM_PAGES * BLOCK,
-        "block_reuse_config": {
-            "policy": "per_conversation",
-            "finished_subagent_priority": LOW,
-            "finished_subagent_min_idle_iterations": BOUND,
-        },
-    }
-    model = make_tiny_model(tmp_path / "model", num_attention_heads=6, num_key_value_heads=3)
-    keys = write_keys(tmp_path / "keys.json")
-    with (
-        worker(tmp_path, model, tensor_parallel_size=ranks, kv_cache_config=cache, keys_file=str(keys)) as running,
-        Edge(running.grpc) as edge,
-    ):
+    with started(tmp_path, ranks) as running, Edge(running.grpc) as edge:
         ask(edge, "stranger", stranger)
         ask(edge, "parent", parent)
         assert ask(edge, "one", one, "parent") == 4 * BLOCK
@@ -143,3 +147,20 @@ def test_finished_subagent_demotion_is_rank_deterministic(
         assert len(running.ranks()) == ranks
         assert not [news for news in running.heard if news.event == "restarting"]
         running.wait_clean()
+
+
+def test_a_generation_leg_elsewhere_keeps_a_child_in_flight_until_it_ended_or_its_link_is_lost(tmp_path: Path) -> None:
+    child = [*blocks(40, 4), 1]
+    with started(tmp_path, 1) as running:
+        with Edge(running.grpc) as edge:
+            for name in ("one", "two"):
+                ask(edge, name, child, "parent")
+                edge.tell(name, generating=link_pb2.Generating())
+            until(lambda: [family(running)[name]["state"] for name in ("one", "two")] == ["running"] * 2)
+
+            edge.tell("one", ended=link_pb2.Ended(reason=link_pb2.STOP_REASON_END_OF_TURN, final=True))
+            until(lambda: family(running)["one"]["state"] == "final")
+            assert family(running)["two"]["state"] == "running"
+
+        until(lambda: family(running)["two"]["state"] == "idle")
+        assert family(running)["one"]["state"] == "final"
