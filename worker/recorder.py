@@ -100,8 +100,9 @@ class Recorder:
         self._min_plans = min_plans
         self._orders: queue.SimpleQueue[_Order] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
-        # Each of these two is changed by one thread alone: what is queued is their difference.
+        # Each of these two is changed by one thread alone; their difference is what is queued, but for a checkpoint.
         self._sent_bytes = self._taken_bytes = 0
+        self._checkpoint_waits = False
         self._is_on = True
         self._ends = False
         self._drops = False
@@ -124,7 +125,8 @@ class Recorder:
             self._metrics.recording_dropped.inc()
             return
         self._plan_bytes += num_bytes
-        self._send(_Step(plan, digest), num_bytes)
+        self._sent_bytes += num_bytes
+        self._orders.put(_Step(plan, digest))
 
     def rest(self, replica: Replica) -> None:
         """Between two plans: begins a segment where one is due, which costs a checkpoint (10 µs a run of blocks)."""
@@ -147,6 +149,8 @@ class Recorder:
     def _is_due(self) -> bool:
         is_full = 8 * self._segment_bytes >= 3 * self._max_bytes
         is_old = is_full or self._plans >= self._min_plans
+        if self._checkpoint_waits:
+            return False
         if self._drops:
             return is_old and self._queued_bytes == 0
         return is_old and 8 * self._plan_bytes >= self._max_bytes and 2 * self._queued_bytes <= self._queue_bytes
@@ -171,13 +175,10 @@ class Recorder:
         self._drops = False
         self._plans = self._plan_bytes = 0
         self._checkpoint_bytes = len(saved)
-        self._send(_Begin(saved), len(saved))
+        self._checkpoint_waits = True
+        self._orders.put(_Begin(saved))
         took_ms = round(1000 * (time.monotonic() - began_s), 1)
         log.debug("a checkpoint was taken", plan=replica.number, bytes=len(saved), took_ms=took_ms)
-
-    def _send(self, order: _Begin | _Step, num_bytes: int) -> None:
-        self._sent_bytes += num_bytes
-        self._orders.put(order)
 
     def _end(self, failure: Failure | None, deadline_s: float) -> None:
         if not self._ends:
@@ -218,7 +219,7 @@ class Recorder:
                     path = self._ring.begin()
                     header = msgspec.structs.replace(self._header, began_at=_now())
                     self._ring.write(framer.begin(header, order.checkpoint))
-                    self._taken_bytes += len(order.checkpoint)
+                    self._checkpoint_waits = False
                 case _Step():
                     self._ring.write(framer.step(order.plan, order.digest))
                     self._taken_bytes += STEP_BYTES + len(order.plan)

@@ -18,15 +18,13 @@ from worker.core.scheduler import Scheduler, SchedulerConfig
 from worker.core.tiers import CopyWork
 from worker.core.types import Phase, RequestKey, Sampled
 
-BLOCK = 4
-PLAN_MS = 20
 FAMILIES = 12
 
 
-def family_config(num_pages: int = 256) -> CacheConfig:
+def family_config(num_pages: int = 256, tokens_per_block: int = 4) -> CacheConfig:
     return CacheConfig(
         num_pages=num_pages,
-        tokens_per_block=BLOCK,
+        tokens_per_block=tokens_per_block,
         policy=ReusePolicy.PER_CONVERSATION,
         num_host_pages=num_pages // 2,
         num_disk_pages=num_pages // 4,
@@ -38,28 +36,35 @@ def family_config(num_pages: int = 256) -> CacheConfig:
 
 @dataclass
 class Families:
-    """`steps` makes plans and carries them out on `replica`, one each time it is asked."""
+    """`steps` makes plans and carries them out on `replica`, one each time it is asked.
+
+    `prompt_tokens`: by how much a turn is longer than the one before, at most. `plan_ms`: between two plans.
+    """
 
     dice: random.Random
     replica: Replica = field(default_factory=lambda: Replica(family_config()))
     prompt_tokens: int = 120
+    max_num_tokens: int = 64
+    plan_ms: int = 20
+    now_ms: int = 0
     _prompts: dict[str, list[int]] = field(default_factory=dict)
     _copies: deque[tuple[int, CopyWork]] = field(default_factory=deque)
     _pinned: list[RequestKey] = field(default_factory=list)
     _keys: int = 0
 
     def __post_init__(self) -> None:
-        config = SchedulerConfig(max_batch_size=8, max_num_tokens=64, handoff_timeout_ms=40 * PLAN_MS)
+        config = SchedulerConfig(
+            max_batch_size=8, max_num_tokens=self.max_num_tokens, handoff_timeout_ms=40 * self.plan_ms
+        )
         self.scheduler = Scheduler(config, self.replica, lambda request: b"")
 
     def steps(self, count: int) -> Iterator[bytes]:
         """Each plan, as it travels."""
         made = 0
-        now_ms = 0
         while made < count:
-            now_ms += PLAN_MS
+            self.now_ms += self.plan_ms
             self._news()
-            planned = self.scheduler.plan(now_ms)
+            planned = self.scheduler.plan(self.now_ms)
             if planned is None:
                 continue
             plan, work = planned
@@ -90,7 +95,7 @@ class Families:
         begun = self._prompts.get(name, [])
         if not begun or len(begun) > 4 * self.prompt_tokens or dice.random() < 0.1:
             begun = [1, 2, 3, 4, 5, 6, 7, 8, child] + [100 + family] * 8
-        grown = self._prompts[name] = begun + [dice.randrange(50) for _ in range(dice.randrange(self.prompt_tokens))]
+        grown = self._prompts[name] = [*begun, *dice.randbytes(dice.randrange(self.prompt_tokens))]
         self._keys += 1
         phase = dice.choice([Phase.CONTEXT, Phase.AGGREGATED])
         if phase is Phase.CONTEXT:
