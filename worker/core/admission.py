@@ -53,14 +53,17 @@ class Admission:
         return Place(tokens, match, None, needed + cache.tree.newly_held(match.run, match.length), num_cold)
 
     def sibling_is_ahead(self, live: Live, place: Place, others: Iterable[Live]) -> bool:
-        """Whether another prefill is about to commit the block that `live` would compute next."""
+        """Whether another prefill, which may wait for its cached blocks yet, is about to commit the block that `live`
+        would compute next."""
         start = place.match.blocks * self._block
         stop = start + self._block
         block = place.tokens[start:stop]
         if not self._replica.config.enable_block_reuse or live.request.bypass_prefix_cache or len(block) < self._block:
             return False
         for other in others:
-            if other.stage is not Stage.PREFILL or other.request.salt != live.request.salt:
+            if other.stage not in (Stage.PREFILL, Stage.LOADING) or other.pulls:
+                continue
+            if other.request.salt != live.request.salt:
                 continue
             sequence = self._replica.sequences[other.request.key]
             if sequence.committed != place.match.blocks or stop > min(sequence.length, sequence.commit_until):

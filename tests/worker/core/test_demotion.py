@@ -225,6 +225,24 @@ def test_ten_siblings_admitted_in_one_plan_prefill_their_common_prompt_once() ->
     assert [family.replica.cache.tree.owned_blocks(f"sibling {sibling}") for sibling in range(1, 10)] == [1] * 9
 
 
+def test_siblings_whose_common_prefix_has_to_come_back_from_host_prefill_what_is_new_once() -> None:
+    family = Family(num_pages=40, num_host_pages=64)
+    family.ask("parent", 1, 1, 2, 2, 3, 3, 4, 4, 0)
+    family.press(4)
+    family.engine.end_copies()
+    common = [1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]
+    for sibling in range(4):
+        family.submit(f"sibling {sibling}", *common, 50 + sibling, 50 + sibling, 0, parent="parent")
+    family.engine.step()
+    assert sum(len(copy.targets) for copy in family.engine.work.copies if copy.target is Tier.DEVICE) == 4
+    computed: list[list[int]] = []
+    while family.engine.end_copies() or family.scheduler.load.queued or family.scheduler.load.running:
+        family.engine.step()
+        computed += family.engine.computed()
+
+    assert computed == [[5, 5, 6, 6, 50, 50, 0], *([50 + sibling, 50 + sibling, 0] for sibling in range(1, 4))]
+
+
 # Coming back.
 
 
