@@ -93,6 +93,20 @@ def test_the_ring_stays_within_its_bound_and_every_segment_in_it_replays_alone(t
     assert all(after.first_plan == before.last_plan + 1 for before, after in itertools.pairwise(replays))
 
 
+def test_no_segment_takes_more_than_half_of_its_ring(tmp_path: Path) -> None:
+    """So that the one before it is still there when a group fails behind the first plans of a new one."""
+    metrics = Metrics()
+    families = Families(random.Random(1))
+    recorder = make_recorder(tmp_path, families.replica, max_bytes=100_000, metrics=metrics)
+
+    for plan in families.steps(400):
+        recorder.record(plan, families.replica.digest)
+    recorder.close()
+
+    assert 40_000 < total_bytes(tmp_path) <= 51_000
+    assert replay(read(segments(tmp_path)[0].read_bytes())).steps == 400 - dropped(metrics)
+
+
 @pytest.mark.slow
 def test_after_an_hour_of_load_the_last_segment_of_a_ring_of_64_mib_replays_alone(tmp_path: Path) -> None:
     max_bytes = 64 << 20

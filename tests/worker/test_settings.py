@@ -203,6 +203,27 @@ def test_ranks_get_the_settings_that_the_launcher_read(tmp_path: Path, model: Pa
     assert WorkerSettings.model_validate_json(settings.model_dump_json()) == settings
 
 
+@pytest.mark.parametrize(
+    ("environment", "folder"),
+    [
+        ({"XDG_STATE_HOME": "/state", "HOME": "/home/me"}, "/state/kinroute/recordings"),
+        ({"XDG_STATE_HOME": "not absolute", "HOME": "/home/me"}, "/home/me/.local/state/kinroute/recordings"),
+        ({"HOME": "/home/me"}, "/home/me/.local/state/kinroute/recordings"),
+    ],
+)
+def test_recordings_lie_in_the_users_state_folder(
+    tmp_path: Path, model: Path, environment: dict[str, str], folder: str
+) -> None:
+    assert load_settings(write(tmp_path, model=str(model)), environment).kv_cache_config.recording_dir == Path(folder)
+
+
+def test_nothing_is_recorded_without_a_home_unless_a_folder_is_named(tmp_path: Path, model: Path) -> None:
+    named = kv(recording_dir=str(tmp_path))
+
+    assert load_settings(write(tmp_path, model=str(model)), {}).kv_cache_config.recording_dir is None
+    assert load_settings(write(tmp_path, model=str(model), **named), {}).kv_cache_config.recording_dir == tmp_path
+
+
 def test_the_settings_are_those_of_the_golden_file() -> None:
     assert schema_of(WorkerSettings) == GOLDEN[WorkerSettings].read_text(), "run `make schemas`, and review the change"
 
