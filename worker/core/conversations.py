@@ -178,7 +178,7 @@ class Conversations:
             case News.ENDED:
                 conversation.generating = False
                 conversation.stop_reason = reason
-                conversation.final = final
+                conversation.final |= final
             case News.CLOSED:
                 conversation.final = True
             case News.RETURNED:

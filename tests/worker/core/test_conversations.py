@@ -92,6 +92,21 @@ def test_a_generation_leg_elsewhere_keeps_a_conversation_in_flight_until_the_edg
     assert not registry.heard("stranger", News.CLOSED, StopReason.UNKNOWN, final=False)
 
 
+def test_a_conversation_that_was_closed_while_it_generated_stays_closed_until_it_comes_back() -> None:
+    registry = Conversations()
+    registry.admitted("a", TENANT, None)
+    registry.heard("a", News.GENERATING, StopReason.UNKNOWN, final=False)
+    registry.heard("a", News.CLOSED, StopReason.UNKNOWN, final=True)
+    registry.heard("a", News.ENDED, StopReason.END_OF_TURN, final=False)
+    conversation = registry.find("a")
+    assert conversation is not None
+    assert conversation.final
+
+    registry.admitted("a", TENANT, None)
+
+    assert not conversation.final
+
+
 def test_a_conversation_is_registered_when_admitted_and_its_context_ends_with_its_first_token() -> None:
     engine = make_engine(policy=ReusePolicy.PER_CONVERSATION, max_num_tokens=2)
     engine.submit(1, [1, 2, 3], phase=Phase.CONTEXT, max_tokens=5, conversation="child", parent="parent")
