@@ -132,6 +132,21 @@ def test_a_disk_error_a_bad_checksum_or_a_stalled_read_on_one_rank_alone_is_the_
         assert torch.equal(ranks[1].device.tensor[:good], expected[:good])
 
 
+def test_a_disk_that_takes_no_writes_on_one_rank_alone_keeps_nothing_on_any(tmp_path: Path) -> None:
+    with two_ranks(tmp_path) as ranks:
+        full = ranks[1].disk
+        read_only = os.open(f"/proc/self/fd/{full._fd}", os.O_RDONLY)
+        os.dup2(read_only, full._fd)
+        os.close(read_only)
+        board = CopyBoard(2)
+
+        result = agreed(board, ranks, Tier.DEVICE, Tier.DISK)
+
+        assert (result.good, [rank for rank, _ in result.failures]) == (0, [1])
+        assert "writing page 0: Bad file descriptor" in result.failures[0][1]
+        assert agreed(board, ranks, Tier.DISK, Tier.DEVICE).good == 0
+
+
 def test_a_read_that_was_given_up_writes_to_no_page_when_it_ends_after_all(tmp_path: Path) -> None:
     with two_ranks(tmp_path, deadline_s=0.3) as (_, rank):
         assert isinstance(rank.disk, StallingDisk)
