@@ -219,6 +219,7 @@ class Running:
             resumed_tokens=len(effect.resumed),
             traceparent=turn.traceparent,
             tracestate=turn.tracestate,
+            retention=turn.retention,
         )
         connection = self._driver.connections[effect.worker]
         leg = _Leg(self, effect.leg, effect.worker)

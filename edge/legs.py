@@ -17,6 +17,7 @@ from edge.core.types import (
     TurnId,
     WorkerId,
 )
+from enginelink.retention import Retention
 
 REQUEST_TYPES = {
     Phase.CONTEXT: "context_only",
@@ -46,6 +47,7 @@ class LegOrder:
     resumed_tokens: int = 0
     traceparent: str = ""
     tracestate: str = ""
+    retention: Retention | None = None
 
 
 class LegListener(Protocol):

@@ -8,6 +8,7 @@ from google.protobuf import struct_pb2
 
 from edge.legs import REQUEST_TYPES, LegOrder
 from edge.wire import response_message, sampling_message, stopping_message
+from enginelink import retention
 from openengine.v1 import generation_pb2, kv_pb2
 
 MAX_TOKEN_ID = (1 << 32) - 1
@@ -16,6 +17,8 @@ MAX_TOKEN_ID = (1 << 32) - 1
 def generate_request(order: LegOrder) -> generation_pb2.GenerateRequest:
     extra = struct_pb2.Struct()
     extra.update({"request_type": REQUEST_TYPES[order.phase], "conversation_id": order.lineage.conversation})
+    if order.retention is not None:
+        extra.update({retention.FIELD: retention.write_retention(order.retention)})
     session = kv_pb2.KvSessionRef.FromString(order.kv_session) if order.kv_session else None
     # OpenEngine counts from this leg's own first token.
     stops = replace(

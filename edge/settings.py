@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field
 from configuration.reading import Section, SettingsError, read_settings
 from configuration.sizes import Bytes
 from edge.core.kv_index import least_bytes
+from enginelink.retention import DEFAULT_PRIORITY, MAX_DURATION_MS, MAX_PRIORITY
 
 PREFIX = "KINROUTE_EDGE_"
 
@@ -116,6 +117,9 @@ class Limits(Section):
     `stalled_client_timeout_s`: how long a caller may read nothing of what was written to it.
     `client_buffer_chars`: text that may wait for a slow caller before its answer is cancelled. `stream_comment_s`: how
     often a stream that has nothing to say gets a comment, and how long its status line waits for the first token.
+    `tenant_max_retention_priority`: what a request that asks for more for its blocks gets.
+    `tenant_max_retention_duration_ms`: how long a priority above the default may hold; without it durations are not
+    taken, and what is asked holds for ever.
     """
 
     connections: Count = 16_384
@@ -135,6 +139,8 @@ class Limits(Section):
     tenant_requests: Count = 1_024
     tenant_requests_per_minute: Count | None = None
     tenant_tokens_per_minute: Count | None = None
+    tenant_max_retention_priority: Annotated[int, Field(ge=0, le=MAX_PRIORITY)] = DEFAULT_PRIORITY
+    tenant_max_retention_duration_ms: Annotated[int, Field(ge=1, le=MAX_DURATION_MS)] | None = None
 
 
 class Log(Section):

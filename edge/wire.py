@@ -1,9 +1,11 @@
-"""A leg in OpenEngine's messages, which EngineLink shares."""
+"""A leg in OpenEngine's messages, which EngineLink shares, and what EngineLink adds."""
 
 from __future__ import annotations
 
 from edge.core.errors import Code, EdgeError
 from edge.core.types import FinishReason, SamplingOptions, StopOptions, TokenLogprob
+from enginelink.retention import Retention
+from enginelink.v1 import link_pb2
 from openengine.v1 import error_pb2, generation_pb2
 
 CODES = {
@@ -43,6 +45,21 @@ def response_message(sampling: SamplingOptions) -> generation_pb2.ResponseOption
     return generation_pb2.ResponseOptions(
         return_output_logprobs=True,
         output_candidates=generation_pb2.CandidateTokenSelection(top_n=sampling.logprobs),
+    )
+
+
+def retention_message(retention: Retention | None) -> link_pb2.Retention | None:
+    if retention is None:
+        return None
+    return link_pb2.Retention(
+        ranges=[
+            link_pb2.Retention.TokenRange(
+                start=one.start, stop=one.stop, priority=one.priority, duration_ms=one.duration_ms
+            )
+            for one in retention.ranges
+        ],
+        decode_priority=retention.decode_priority,
+        decode_duration_ms=retention.decode_duration_ms,
     )
 
 

@@ -19,7 +19,15 @@ from edge.kv_following import NotKv, batch_from_link
 from edge.legs import LegListener, LegOrder
 from edge.outbox import Outbox
 from edge.signing import EnvelopeSigner
-from edge.wire import error_from, logprob_from, reason_from, response_message, sampling_message, stopping_message
+from edge.wire import (
+    error_from,
+    logprob_from,
+    reason_from,
+    response_message,
+    retention_message,
+    sampling_message,
+    stopping_message,
+)
 from enginelink.v1 import link_pb2, link_pb2_grpc
 from openengine.v1 import server_pb2, service_pb2_grpc
 
@@ -172,6 +180,7 @@ class WorkerLink:
                 traceparent=order.traceparent,
                 tracestate=order.tracestate,
                 resumed_tokens=order.resumed_tokens,
+                retention=retention_message(order.retention),
             )
         )
         return handle

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -12,9 +13,9 @@ from enginelink.v1 import link_pb2
 from openengine.v1 import error_pb2, generation_pb2
 from worker.core.handoff import HandoffError, KvShape, SessionRef
 from worker.core.networks import AllowedNetworks
-from worker.core.types import Phase, Request, RequestKey, TokenIds
+from worker.core.types import Phase, Request, RequestKey, Retention, TokenIds
 from worker.lineage import NO_LINEAGE, Envelopes, Lineage
-from worker.options import sampling_from, stop_texts_from, stopping_from
+from worker.options import retention_from, retention_from_extra, sampling_from, stop_texts_from, stopping_from
 from worker.refusal import Refused, invalid, unsupported
 
 PHASES: Mapping[str, frozenset[Phase]] = {
@@ -54,6 +55,7 @@ class _Leg:
     conversation: str
     bypass_prefix_cache: bool
     envelope: str
+    retention: Retention | None
     resumed_tokens: int = 0
 
 
@@ -82,6 +84,7 @@ class Intake:
             conversation=submit.conversation_id,
             bypass_prefix_cache=submit.bypass_prefix_cache,
             envelope=submit.lineage,
+            retention=retention_from(submit.retention) if submit.HasField("retention") else None,
             resumed_tokens=submit.resumed_tokens,
         )
         return self._request(key, submit.request_id, submit, leg)
@@ -101,6 +104,7 @@ class Intake:
             conversation=_text(message.extra, "conversation_id"),
             bypass_prefix_cache=message.kv.bypass_prefix_cache,
             envelope=envelope,
+            retention=retention_from_extra(message.extra),
         )
         return self._request(key, message.request_id, message, leg)
 
@@ -146,7 +150,8 @@ class Intake:
             raise invalid(f"token_ids has an id outside of the vocabulary of {served.vocab_size}")
         if leg.resumed_tokens >= prompt_tokens:
             raise invalid(f"resumed_tokens is {leg.resumed_tokens}, of {prompt_tokens} tokens in all")
-        lineage = self._lineage(request_id, leg)
+        prompt_hash = _prompt_hash(leg)
+        lineage = self._lineage(request_id, leg, prompt_hash)
         room = served.max_context_length - prompt_tokens + leg.resumed_tokens
         return Request(
             key=key,
@@ -159,10 +164,12 @@ class Intake:
             parent=lineage.parent,
             family=lineage.family,
             turn=lineage.turn,
+            prompt_hash=prompt_hash,
             bypass_prefix_cache=leg.bypass_prefix_cache,
             resumed_tokens=leg.resumed_tokens,
             first_token=self._first_token(leg) if leg.session else None,
             kv_session=leg.session or None,
+            retention=leg.retention,
         )
 
     def _first_token(self, leg: _Leg) -> int:
@@ -184,7 +191,7 @@ class Intake:
             raise invalid("kv.session: first_gen_tokens holds an id outside of the vocabulary")
         return session.first_token
 
-    def _lineage(self, request_id: str, leg: _Leg) -> Lineage:
+    def _lineage(self, request_id: str, leg: _Leg, prompt_hash: bytes) -> Lineage:
         if not leg.envelope:
             return NO_LINEAGE
         if leg.phase is Phase.GENERATION:
@@ -195,7 +202,7 @@ class Intake:
             phase=leg.phase,
             model=self._served.model_name,
             conversation=leg.conversation,
-            token_ids=leg.token_ids,
+            prompt_hash=prompt_hash,
         )
 
     def _require_model(self, model: str) -> None:
@@ -215,6 +222,13 @@ class Intake:
                 raise invalid(f"extra.request_type is {asked!r}: {', '.join(REQUEST_TYPES)}")
             return REQUEST_TYPES[asked]
         return Phase.CONTEXT if self._served.role == "context" else Phase.AGGREGATED
+
+
+def _prompt_hash(leg: _Leg) -> bytes:
+    """SHA-256, by which an envelope names the prompt, and a conversation's retry is known even without one."""
+    if leg.phase is Phase.GENERATION or not (leg.conversation or leg.envelope):
+        return b""
+    return hashlib.sha256(leg.token_ids.astype("<u4", copy=False).tobytes()).digest()
 
 
 def _text(extra: struct_pb2.Struct, name: str) -> str:

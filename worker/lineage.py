@@ -20,9 +20,8 @@ from enginelink.envelope import (
     Key,
     ReplayGuard,
     Verifier,
-    prompt_sha256,
 )
-from worker.core.types import Phase, TokenIds
+from worker.core.types import Phase
 from worker.refusal import invalid
 
 REREAD_S = 1.0
@@ -92,9 +91,10 @@ class Envelopes:
             self._verify(envelope, purpose=PURPOSE_LINK)
 
     def lineage_of(
-        self, envelope: str, *, request_id: str, phase: Phase, model: str, conversation: str, token_ids: TokenIds
+        self, envelope: str, *, request_id: str, phase: Phase, model: str, conversation: str, prompt_hash: bytes
     ) -> Lineage:
-        """What `envelope` says of the request that it came with. Raises Refused."""
+        """What `envelope` says of the request that it came with. `prompt_hash`: SHA-256 of its token ids, little-endian
+        uint32. Raises Refused."""
         claims = self._verify(
             envelope,
             purpose=PURPOSE_SUBMIT,
@@ -102,7 +102,7 @@ class Envelopes:
             request_type=REQUEST_TYPE[phase],
             model=model,
             conversation=conversation,
-            prompt_sha256=prompt_sha256(token_ids.astype("<u4", copy=False).tobytes()),
+            prompt_sha256=prompt_hash.hex(),
         )
         return Lineage(claims.parent or None, claims.family, claims.turn)
 

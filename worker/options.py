@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from typing import Any
 
+from google.protobuf import json_format, struct_pb2
+
+from enginelink import retention
+from enginelink.retention import MAX_DURATION_MS, MAX_PRIORITY, MAX_RANGES, Retention, RetentionError, TokenRange
+from enginelink.v1 import link_pb2
 from openengine.v1 import generation_pb2 as wire
 from worker.core.types import Sampling, Stopping
 from worker.refusal import invalid, unsupported
@@ -65,6 +71,47 @@ def stop_texts_from(message: wire.StoppingOptions) -> list[str]:
             case None:
                 raise invalid("stopping.conditions has an entry without a condition")
     return texts
+
+
+def retention_from(message: link_pb2.Retention) -> Retention:
+    """Raises Refused."""
+    if len(message.ranges) > MAX_RANGES:
+        raise invalid(f"retention.ranges has {len(message.ranges)} entries: at most {MAX_RANGES}")
+    ranges = []
+    for at, one in enumerate(message.ranges):
+        path = f"retention.ranges[{at}]"
+        stop = one.stop if one.HasField("stop") else None
+        if stop is not None and stop <= one.start:
+            raise invalid(f"{path}.stop is {stop}: above its start, {one.start}")
+        _require_at_most(f"{path}.priority", one.priority, MAX_PRIORITY)
+        _require_at_most(f"{path}.duration_ms", one.duration_ms, MAX_DURATION_MS)
+        ranges.append(TokenRange(one.start, stop, one.priority, one.duration_ms))
+    decode = message.decode_priority if message.HasField("decode_priority") else retention.DEFAULT_PRIORITY
+    _require_at_most("retention.decode_priority", decode, MAX_PRIORITY)
+    _require_at_most("retention.decode_duration_ms", message.decode_duration_ms, MAX_DURATION_MS)
+    return Retention(tuple(ranges), decode, message.decode_duration_ms)
+
+
+def retention_from_extra(extra: struct_pb2.Struct) -> Retention | None:
+    """Raises Refused."""
+    if retention.FIELD not in extra.fields:
+        return None
+    path = f"extra.{retention.FIELD}"
+    try:
+        asked: Any = json_format.MessageToDict(extra.fields[retention.FIELD])
+    except (json_format.Error, ValueError) as error:
+        raise invalid(f"{path}: {error}") from error
+    if asked is None:
+        return None
+    try:
+        return retention.read_retention(asked, path)
+    except RetentionError as error:
+        raise invalid(str(error)) from error
+
+
+def _require_at_most(path: str, value: int, most: int) -> None:
+    if value > most:
+        raise invalid(f"{path} is {value}: 0 to {most}")
 
 
 def _logprobs(response: wire.ResponseOptions) -> int:

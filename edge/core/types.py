@@ -6,6 +6,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import NewType
 
+from enginelink.retention import Retention
+
 TurnId = NewType("TurnId", str)
 WorkerId = NewType("WorkerId", str)
 """The address under which the edge reaches a worker, `host:port`."""
@@ -81,7 +83,8 @@ class StopOptions:
 class Turn:
     """One answer to produce: what every attempt at it has in common.
 
-    `token_ids`: the prompt, packed little-endian uint32, so 4 bytes a token.
+    `token_ids`: the prompt, packed little-endian uint32, so 4 bytes a token. `retention`: within what its tenant may
+    ask; None is the default priority for all its blocks.
     """
 
     turn_id: TurnId
@@ -94,6 +97,7 @@ class Turn:
     cache_salt: bytes
     traceparent: str = ""
     tracestate: str = ""
+    retention: Retention | None = None
 
     @property
     def prompt_tokens(self) -> int:

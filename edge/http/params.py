@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 from edge.core.types import SamplingOptions, StopOptions
 from edge.http.fields import Fields, invalid, wrong_type
+from enginelink import retention
+from enginelink.retention import DEFAULT_BOUNDS, Retention, RetentionBounds, RetentionError
 
 _Value = TypeVar("_Value", int, float)
 
@@ -26,6 +28,7 @@ class Bounds:
     choices: int = 16
     prompts: int = 64
     messages: int = 10_000
+    retention: RetentionBounds = DEFAULT_BOUNDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,8 @@ class Defaults:
 
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
-    """`max_tokens` None: as much as the context leaves. `stops` are strings, the edge's own affair."""
+    """`max_tokens` None: as much as the context leaves. `stops` are strings, the edge's own affair. `retention`: within
+    the tenant's bounds already."""
 
     stream: bool
     include_usage: bool
@@ -62,6 +66,7 @@ class AnswerOptions:
     min_tokens: int
     stop_token_ids: tuple[int, ...]
     ignore_eos: bool
+    retention: Retention | None
 
     def stop_options(self, room: int) -> StopOptions:
         """`room`: the tokens that fit behind the prompt, at least 1."""
@@ -89,6 +94,7 @@ def read_options(
         min_tokens=min_tokens,
         stop_token_ids=token_ids(fields.items("stop_token_ids", MAX_STOP_TOKENS) or [], "stop_token_ids"),
         ignore_eos=fields.flag("ignore_eos") or False,
+        retention=_retention(fields, bounds.retention),
     )
 
 
@@ -141,6 +147,16 @@ def _stops(fields: Fields) -> tuple[str, ...]:
         if not 1 <= len(stop) <= MAX_STOP_CHARS:
             raise invalid(param, f"Invalid '{param}': expected 1 to {MAX_STOP_CHARS} characters, but got {len(stop)}.")
     return tuple(stops)
+
+
+def _retention(fields: Fields, bounds: RetentionBounds) -> Retention | None:
+    asked = fields.get(retention.FIELD)
+    if asked is None:
+        return None
+    try:
+        return bounds.clamp(retention.read_retention(asked))
+    except RetentionError as error:
+        raise invalid(error.path, str(error)) from error
 
 
 def _refuse_unsupported(fields: Fields) -> None:

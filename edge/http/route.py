@@ -25,6 +25,7 @@ from edge.http.recent import RecentRequests, RequestRecord
 from edge.http.turns import make_turns
 from edge.settings import Limits
 from edge.telemetry import Metrics
+from enginelink.retention import RetentionBounds
 
 log = structlog.get_logger()
 
@@ -51,7 +52,9 @@ class AnswerRoute:
     def __init__(self, kind: Kind, parts: Parts) -> None:
         self._kind = kind
         self._parts = parts
-        self._bounds = Bounds(parts.limits.choices, parts.limits.prompts, parts.limits.messages)
+        limits = parts.limits
+        retention = RetentionBounds(limits.tenant_max_retention_priority, limits.tenant_max_retention_duration_ms)
+        self._bounds = Bounds(limits.choices, limits.prompts, limits.messages, retention)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         parts = self._parts

@@ -53,6 +53,7 @@ def make_turns(
                     cache_salt=cache_salt,
                     traceparent=_trace(caller.headers, "traceparent"),
                     tracestate=_trace(caller.headers, "tracestate"),
+                    retention=options.retention,
                 )
             )
     return turns

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from configuration.reading import SettingsError
-from enginelink.envelope import LIFE_S, PURPOSE_LINK, PURPOSE_SUBMIT, Claims, Key, Signer, prompt_sha256
+from enginelink.envelope import LIFE_S, PURPOSE_LINK, PURPOSE_SUBMIT, Claims, Key, Signer
 from worker.core.types import Phase
 from worker.lineage import Envelopes, Lineage, read_keys
 from worker.refusal import Refused
 
 INSTANCE = "this-start"
 KEY, OTHER_KEY = Key("one", b"1" * 32), Key("two", b"2" * 32)
-PROMPT = np.array([1, 2, 3], np.int32)
+PROMPT = hashlib.sha256(b"the prompt").digest()
 REQUEST: dict[str, Any] = {
     "request_id": "r",
     "phase": Phase.CONTEXT,
     "model": "m",
     "conversation": "child",
-    "token_ids": PROMPT,
+    "prompt_hash": PROMPT,
 }
 
 
@@ -51,7 +51,7 @@ def sign(key: Key = KEY, **changes: Any) -> str:
         "family": "f",
         "conversation": "child",
         "parent": "p",
-        "prompt_sha256": prompt_sha256(PROMPT.tobytes()),
+        "prompt_sha256": PROMPT.hex(),
     }
     return Signer(key).sign(Claims(**(claims | changes)))
 
@@ -72,7 +72,7 @@ def test_a_signed_request_has_the_lineage_that_its_envelope_states(envelopes: En
         {"phase": Phase.AGGREGATED},
         {"model": "another"},
         {"conversation": "another"},
-        {"token_ids": np.array([1, 2, 4], np.int32)},
+        {"prompt_hash": hashlib.sha256(b"another prompt").digest()},
     ],
     ids=lambda changes: next(iter(changes)),
 )

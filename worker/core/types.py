@@ -9,6 +9,11 @@ from typing import NewType
 import numpy as np
 import numpy.typing as npt
 
+from enginelink.retention import DEFAULT_PRIORITY as DEFAULT_PRIORITY
+from enginelink.retention import MAX_PRIORITY as MAX_PRIORITY
+from enginelink.retention import Retention as Retention
+from enginelink.retention import TokenRange as TokenRange
+
 RequestKey = NewType("RequestKey", int)
 """Given by rank 0 at submission, rising; the same on every rank."""
 PageId = NewType("PageId", int)
@@ -49,32 +54,6 @@ class Stopping:
     max_tokens: int
     min_tokens: int = 0
     stop_token_ids: frozenset[int] = frozenset()
-
-
-DEFAULT_PRIORITY = 35
-MAX_PRIORITY = 100
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRange:
-    """Blocks that begin in the prompt's tokens [start, stop) have `priority`; `stop` None: to its end.
-
-    `duration_ms`: for so long after the last request lets go of them, in plan time; 0: for ever.
-    """
-
-    start: int
-    stop: int | None
-    priority: int
-    duration_ms: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Retention:
-    """What a request asks for its blocks, 0 to 100; later ranges win. `decode_*`: of what it generates."""
-
-    ranges: tuple[TokenRange, ...] = ()
-    decode_priority: int = DEFAULT_PRIORITY
-    decode_duration_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

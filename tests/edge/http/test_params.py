@@ -92,6 +92,8 @@ def read(**fields: Any) -> Any:
         ({"tools": [TOOL], "tool_choice": 5}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": "maybe"}, "tool_choice"),
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
+        ({"kv_cache_retention_config": "high"}, "kv_cache_retention_config"),
+        ({"kv_cache_retention_config": {"priority": 101}}, "kv_cache_retention_config.priority"),
     ],
 )
 def test_a_wrong_field_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
