@@ -164,10 +164,18 @@ class Running:
         if self._life.over:
             self._over()
 
+    def _tell_others(self) -> None:
+        """Its prefill began: whoever else may hold finished children of this conversation hears that it returned."""
+        turn, served_by = self._turn, WorkerId(self.receipt.context_worker)
+        for worker in self._driver.router.may_hold_children(turn.lineage, served_by):
+            self._driver.connections[worker].returned(turn.lineage, turn.turn_id, turn.principal.tenant)
+
     def _tell(self, effect: TellTokens | TellStarted | TellFinished | TellFailed) -> None:
         if isinstance(effect, TellFinished) and self.receipt.generation_worker:
             tokens = effect.usage.prompt_tokens + effect.usage.completion_tokens
             self._driver.router.served(self._turn.lineage, WorkerId(self.receipt.generation_worker), tokens)
+        if isinstance(effect, TellStarted):
+            self._tell_others()
         if not self._telling:
             return
         match effect:

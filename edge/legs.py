@@ -80,3 +80,6 @@ class Connection(Protocol):
 
     def ended(self, conversation: ConversationKey, reason: FinishReason | None, *, final: bool) -> None:
         """That answer is over. `reason` None: it failed, or nobody waited for it."""
+
+    def returned(self, lineage: Lineage, turn_id: TurnId, tenant: str) -> None:
+        """Another worker serves this turn of the conversation: its finished children there may be demoted."""

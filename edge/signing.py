@@ -1,4 +1,4 @@
-"""Signs what a worker may believe of a leg."""
+"""Signs what a worker may believe of a link, of a leg, and of a turn that another worker serves."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 
+from edge.core.types import Lineage, TurnId
 from edge.legs import REQUEST_TYPES, LegOrder
 from enginelink.envelope import (
     LIFE_S,
     PURPOSE_LINK,
+    PURPOSE_RETURN,
     PURPOSE_SUBMIT,
     Claims,
     Key,
@@ -55,6 +57,23 @@ class EnvelopeSigner:
             depth=lineage.depth,
             final=lineage.final,
             prompt_sha256=prompt_sha256(order.token_ids),
+        )
+        return self._sign(claims, now_s)
+
+    def returned(self, lineage: Lineage, turn_id: TurnId, tenant: str, instance_id: str) -> str:
+        """Another worker serves this turn of the conversation."""
+        now_s = int(self._clock())
+        claims = Claims(
+            purpose=PURPOSE_RETURN,
+            iss=self._edge_id,
+            aud=instance_id,
+            issued_s=now_s,
+            expires_s=now_s + LIFE_S,
+            jti=secrets.token_hex(8),
+            turn=turn_id,
+            tenant=tenant,
+            family=lineage.family,
+            conversation=lineage.conversation,
         )
         return self._sign(claims, now_s)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from edge.core.types import ConversationKey, FinishReason
+from edge.core.types import ConversationKey, FinishReason, Lineage, TurnId
 from edge.legs import Connection, LegListener, LegOrder
 from edge.worker_link import NotSpoken, WorkerLink
 from edge.worker_openengine import OpenEngineWorker
@@ -40,3 +40,6 @@ class EitherWorker:
 
     def ended(self, conversation: ConversationKey, reason: FinishReason | None, *, final: bool) -> None:
         self._spoken.ended(conversation, reason, final=final)
+
+    def returned(self, lineage: Lineage, turn_id: TurnId, tenant: str) -> None:
+        self._spoken.returned(lineage, turn_id, tenant)

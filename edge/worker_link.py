@@ -14,7 +14,7 @@ from edge.core.errors import Code, EdgeError
 from edge.core.fleet import Fleet
 from edge.core.kv_index import Resume
 from edge.core.life_events import Phase
-from edge.core.types import ConversationKey, FinishReason, WorkerId
+from edge.core.types import ConversationKey, FinishReason, Lineage, TurnId, WorkerId
 from edge.kv_following import NotKv, batch_from_link
 from edge.legs import LegListener, LegOrder
 from edge.outbox import Outbox
@@ -203,6 +203,13 @@ class WorkerLink:
     def ended(self, conversation: ConversationKey, reason: FinishReason | None, *, final: bool) -> None:
         told = link_pb2.Ended(reason=STOP_REASONS[reason], final=final)
         self._tell(link_pb2.ConversationUpdate(conversation_id=conversation, ended=told))
+
+    def returned(self, lineage: Lineage, turn_id: TurnId, tenant: str) -> None:
+        """Nothing is sent where nothing can be signed: no worker would believe it."""
+        envelope = self._signer.returned(lineage, turn_id, tenant, self._instance_id)
+        if envelope:
+            told = link_pb2.Returned(envelope=envelope)
+            self._tell(link_pb2.ConversationUpdate(conversation_id=lineage.conversation, returned=told))
 
     def _tell(self, update: link_pb2.ConversationUpdate) -> None:
         if self._up:

@@ -12,7 +12,7 @@ from edge.channels import CHANNEL_OPTIONS, CONNECT_DEADLINE_S, Pauses
 from edge.core.errors import Code, EdgeError
 from edge.core.fleet import Fleet
 from edge.core.life_events import Phase
-from edge.core.types import ConversationKey, FinishReason, WorkerId
+from edge.core.types import ConversationKey, FinishReason, Lineage, TurnId, WorkerId
 from edge.kv_following import NotKv, OpenEngineBatches
 from edge.legs import LegListener, LegOrder
 from edge.openengine_wire import first_token_of, generate_request
@@ -183,6 +183,9 @@ class OpenEngineWorker:
         """OpenEngine has no word for it."""
 
     def ended(self, conversation: ConversationKey, reason: FinishReason | None, *, final: bool) -> None:
+        """OpenEngine has no word for it."""
+
+    def returned(self, lineage: Lineage, turn_id: TurnId, tenant: str) -> None:
         """OpenEngine has no word for it."""
 
     async def _abort(self, session: bytes) -> None:

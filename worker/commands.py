@@ -60,6 +60,14 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
+class Returned:
+    """Another worker serves this turn of the conversation, says an edge."""
+
+    conversation: str
+    turn: str
+
+
+@dataclass(frozen=True, slots=True)
 class Check:
     """Ask every rank what it holds; `answer` is called on the engine or control thread."""
 
@@ -121,6 +129,17 @@ class Rejected:
 
 
 Command: TypeAlias = (
-    Submit | Cancel | Copied | Pulled | Released | Heard | Check | ClearCache | Inspect | TakeKvSnapshot | Stop
+    Submit
+    | Cancel
+    | Copied
+    | Pulled
+    | Released
+    | Heard
+    | Returned
+    | Check
+    | ClearCache
+    | Inspect
+    | TakeKvSnapshot
+    | Stop
 )
 Told: TypeAlias = Output | PinEnded | Rejected

@@ -26,6 +26,7 @@ from worker.commands import (
     Pulled,
     Rejected,
     Released,
+    Returned,
     Stop,
     Submit,
     TakeKvSnapshot,
@@ -186,8 +187,8 @@ class Driver:
                 self._copied(command.result)
             case Released():
                 self._scheduler.released(command.key)
-            case Heard():
-                self._scheduler.heard(command.conversation, command.news, command.reason, final=command.final)
+            case Heard() | Returned():
+                self._hear(command)
             case Check():
                 self._checks.begin(command.answer)
                 self._followers.ask_check()
@@ -202,6 +203,13 @@ class Driver:
             case Stop():
                 return False
         return True
+
+    def _hear(self, told: Heard | Returned) -> None:
+        if isinstance(told, Heard):
+            self._scheduler.heard(told.conversation, told.news, told.reason, final=told.final)
+        elif self._engine.replica.conversations.has_children(told.conversation):
+            # Others cost no plan: edges tell all workers that may hold children.
+            self._scheduler.returned(told.conversation, told.turn)
 
     def _copied(self, result: CopyResult) -> None:
         self._scheduler.copied(result.number, result.good)

@@ -14,6 +14,7 @@ import structlog
 from configuration.reading import SettingsError
 from enginelink.envelope import (
     PURPOSE_LINK,
+    PURPOSE_RETURN,
     PURPOSE_SUBMIT,
     Claims,
     EnvelopeError,
@@ -105,6 +106,10 @@ class Envelopes:
             prompt_sha256=prompt_hash.hex(),
         )
         return Lineage(claims.parent or None, claims.family, claims.turn)
+
+    def returned_turn(self, envelope: str, conversation: str) -> str:
+        """The turn of `conversation` that another worker serves, as `envelope` states it. Raises Refused."""
+        return self._verify(envelope, purpose=PURPOSE_RETURN, conversation=conversation).turn
 
     def _verify(self, envelope: str, **expected: object) -> Claims:
         now_s = time.time()

@@ -12,7 +12,7 @@ import structlog
 
 from enginelink.v1 import link_pb2, link_pb2_grpc
 from worker.answers import REASONS, error_of, stop_match_of, token_info, usage_of
-from worker.commands import Heard, PinEnded, Rejected, Told
+from worker.commands import Heard, PinEnded, Rejected, Returned, Told
 from worker.core.conversations import News, StopReason
 from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, Started, TokenOut
 from worker.intake import Intake
@@ -231,11 +231,15 @@ class Link:
                     self._requests.hear(Heard(forgotten, News.ENDED))
 
     def _hear(self, update: link_pb2.ConversationUpdate) -> None:
-        """An edge is believed of the conversations that it submitted on this very link."""
-        conversation = update.conversation_id
+        """An edge is believed of the conversations that it submitted on this very link; of others, that they returned,
+        where it is signed."""
+        conversation, told = update.conversation_id, update.WhichOneof("update")
+        if told == "returned":
+            self._hear_of_return(conversation, update.returned.envelope)
+            return
         if conversation not in self._generating_elsewhere:
             return
-        match update.WhichOneof("update"):
+        match told:
             case "generating":
                 self._generating_elsewhere[conversation] = True
                 self._requests.hear(Heard(conversation, News.GENERATING))
@@ -245,6 +249,14 @@ class Link:
                 self._requests.hear(Heard(conversation, News.ENDED, reason, update.ended.final))
             case "closed":
                 self._requests.hear(Heard(conversation, News.CLOSED, final=True))
+
+    def _hear_of_return(self, conversation: str, envelope: str) -> None:
+        """What may not be believed is logged and dropped: nobody waits for an answer."""
+        try:
+            turn = self._worker.envelopes.returned_turn(envelope, conversation)
+        except Refused:
+            return
+        self._requests.hear(Returned(conversation, turn))
 
     def _send(self, step: link_pb2.Step) -> None:
         if len(self._waiting) >= MAX_WAITING_STEPS:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from openengine.v1 import error_pb2
-from worker.commands import Cancel, Command, Heard, PinEnded, Rejected, Submit, Told
+from worker.commands import Cancel, Command, Heard, PinEnded, Rejected, Returned, Submit, Told
 from worker.core.outputs import Failed, Finished, HandoffReady, Started, TokenOut
 from worker.core.types import Phase, Request, RequestKey
 from worker.refusal import Refused, unavailable
@@ -113,8 +113,8 @@ class Requests:
     def count_slow_consumer(self) -> None:
         self._metrics.overloads.inc()
 
-    def hear(self, heard: Heard) -> None:
-        """Pass on what an edge told of a conversation of its own."""
+    def hear(self, heard: Heard | Returned) -> None:
+        """Pass on what an edge told of a conversation."""
         self._post(heard)
 
     def find(self, request_id: str) -> Active | None:

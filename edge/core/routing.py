@@ -105,6 +105,19 @@ class Router:
         """The generation worker has the first `tokens` tokens of this conversation now."""
         self._prefixes.note(lineage.conversation, self._fleet.workers[generation], tokens)
 
+    def may_hold_children(self, lineage: Lineage, served_by: WorkerId) -> list[WorkerId]:
+        """The context workers that must hear that `served_by` serves a turn of this conversation: any replica may have
+        placed a child of it there, and finished children are demoted where they are.
+
+        A child is placed by the root of its family where its requests carry that, else by this conversation.
+        """
+        usable = self._fleet.usable(Role.CONTEXT)
+        families = [lineage.family]
+        if lineage.depth < 2:
+            families.append(FamilyKey(lineage.conversation))
+        order = [one for family in families for one in rendezvous_order(family, usable)[: self._config.spill_depth]]
+        return [worker_id for worker_id in dict.fromkeys(one.worker_id for one in order) if worker_id != served_by]
+
     def _local_prefill(self, asked: _Asked, prompt_tokens: int, generation: Worker) -> str | None:
         limit = self._config.max_local_prefill_tokens
         if limit == 0:

@@ -105,3 +105,11 @@ def test_a_new_key_signs_from_its_time_on_and_not_sooner() -> None:
 def test_without_a_key_that_may_sign_nothing_is_signed() -> None:
     assert make_signer().leg(make_order(), WORKER) == ""
     assert make_signer(NEW, now_s=499.0).link(WORKER) == ""
+
+
+def test_a_return_is_signed_for_one_worker_with_the_turn_and_no_prompt() -> None:
+    claims = believed(make_signer(OLD).returned(ROOT, TurnId("t1"), "acme", WORKER), OLD)
+
+    assert (claims.purpose, claims.aud, claims.turn) == ("return", WORKER, "t1")
+    assert (claims.conversation, claims.family, claims.tenant) == ("c", "c", "acme")
+    assert (claims.prompt_sha256, claims.request_id) == ("", "")

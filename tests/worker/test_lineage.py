@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from configuration.reading import SettingsError
-from enginelink.envelope import LIFE_S, PURPOSE_LINK, PURPOSE_SUBMIT, Claims, Key, Signer
+from enginelink.envelope import LIFE_S, PURPOSE_LINK, PURPOSE_RETURN, PURPOSE_SUBMIT, Claims, Key, Signer
 from worker.core.types import Phase
 from worker.lineage import Envelopes, Lineage, read_keys
 from worker.refusal import Refused
@@ -95,6 +95,39 @@ def test_it_is_believed_once(envelopes: Envelopes) -> None:
 
     with pytest.raises(Refused):
         envelopes.lineage_of(envelope, **REQUEST)
+
+
+def returned(**changes: Any) -> str:
+    return sign(**({"purpose": PURPOSE_RETURN, "conversation": "parent", "parent": "", "prompt_sha256": ""} | changes))
+
+
+def test_a_signed_return_names_the_turn(envelopes: Envelopes) -> None:
+    assert envelopes.returned_turn(returned(), "parent") == "t"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"conversation": "another"},
+        {"aud": "an-earlier-start"},
+        {"expires_s": 1},
+        {"purpose": PURPOSE_SUBMIT},
+        {"key": OTHER_KEY},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_return_that_is_not_signed_for_this_is_refused(envelopes: Envelopes, changes: dict[str, Any]) -> None:
+    with pytest.raises(Refused):
+        envelopes.returned_turn(returned(**changes), "parent")
+
+
+def test_a_return_is_believed_once_and_never_unsigned(envelopes: Envelopes) -> None:
+    envelope = returned()
+    envelopes.returned_turn(envelope, "parent")
+
+    for refused in (envelope, ""):
+        with pytest.raises(Refused):
+            envelopes.returned_turn(refused, "parent")
 
 
 def test_a_link_needs_an_envelope_only_where_others_reach_the_listener(envelopes: Envelopes) -> None:

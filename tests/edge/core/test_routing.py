@@ -495,3 +495,38 @@ def test_a_few_siblings_at_a_time_stay_together_on_an_idle_fleet() -> None:
         load(router, favourite, 1)
 
     assert router.place(family("family"), 10).context != favourite, "a fifth is one too many"
+
+
+def test_a_return_is_told_to_the_familys_first_workers_that_do_not_serve_it() -> None:
+    router = make_router(context=8, spill_depth=3)
+    first, second, third, *_ = favourites(router, "f")
+
+    assert router.may_hold_children(family("f"), first) == [second, third]
+    assert router.may_hold_children(family("f"), second) == [first, third]
+    assert router.may_hold_children(family("f"), GENERATION[0]) == [first, second, third], "a short rest, done alone"
+
+
+def test_a_return_of_a_child_is_told_where_its_own_children_are_placed() -> None:
+    """They name it as their parent, and carry no root: so they are placed by it."""
+    router = make_router(context=8, spill_depth=1)
+    child = Lineage(ConversationKey("c"), FamilyKey("f"), parent=ConversationKey("f"), depth=1)
+    grandchild = Lineage(ConversationKey("g"), FamilyKey("c"), parent=ConversationKey("c"), depth=1)
+    theirs = router.place(grandchild, 10).context
+
+    assert theirs not in favourites(router, "f")[:1], "another worker, or this shows nothing"
+    assert router.may_hold_children(child, favourites(router, "f")[0]) == [theirs]
+
+
+def test_a_deep_conversation_whose_root_is_carried_is_told_of_in_its_family_alone() -> None:
+    router = make_router(context=8, spill_depth=1)
+    deep = Lineage(ConversationKey("d"), FamilyKey("f"), parent=ConversationKey("c"), depth=2)
+
+    assert router.may_hold_children(deep, favourites(router, "f")[1]) == favourites(router, "f")[:1]
+
+
+def test_a_return_is_not_told_to_workers_that_are_gone() -> None:
+    router = make_router(context=2)
+    first, second = favourites(router, "f")
+    router._fleet.lost(second)
+
+    assert router.may_hold_children(family("f"), first) == []

@@ -27,7 +27,7 @@ from edge.core.fleet import Fleet
 from edge.core.headers import HeaderFamilies
 from edge.core.namespace import Namespace
 from edge.core.routing import Router, RouterConfig
-from edge.core.types import ConversationKey, FinishReason, Principal, TokenLogprob, WorkerId
+from edge.core.types import ConversationKey, FinishReason, Lineage, Principal, TokenLogprob, TurnId, WorkerId
 from edge.driver import Driver
 from edge.http.admin import Admin
 from edge.http.identity import Identities
@@ -125,6 +125,9 @@ class ScriptedWorker:
 
     def ended(self, conversation: ConversationKey, reason: FinishReason | None, *, final: bool) -> None:
         """What was prefilled here was answered here."""
+
+    def returned(self, lineage: Lineage, turn_id: TurnId, tenant: str) -> None:
+        """There is no other worker."""
 
     async def _play(self, handle: int, script: Script, order: LegOrder, listener: LegListener) -> None:
         while script.hold is not None and not script.hold.is_set():
