@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from worker.checks import Checks
-from worker.commands import Cancel, Command, Pulled, Stop, Submit, TakeKvSnapshot
+from worker.commands import Cancel, Command, Pulled, Returned, Stop, Submit, TakeKvSnapshot
+from worker.core import plan as plans
 from worker.core.config import CacheConfig
 from worker.core.events import CacheEvent, Removed, Stored
 from worker.core.outputs import Finished, KvArrived
@@ -140,3 +141,30 @@ def test_a_snapshot_holds_what_the_events_before_it_told_and_nothing_of_those_be
         events += step.kv_events
     assert compared > 8
     assert any(isinstance(event, Removed) for event in events)
+
+
+def test_a_return_reaches_the_ranks_only_where_the_conversation_has_children_here() -> None:
+    """Edges tell all workers that may hold some: those that do not make no plan for it."""
+    inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
+    replica = Replica(CacheConfig(num_pages=6, tokens_per_block=2))
+    replica.conversations.admitted("child", b"", "parent")
+    scheduler = Scheduler(SchedulerConfig(), replica, lambda request: SOURCE)
+    driver = Driver(
+        inbox,
+        cast(Engine, ScriptedEngine(replica, inbox)),
+        scheduler,
+        Sampler(16, torch.device("cpu")),
+        NoFollowers(),
+        Gate(lambda step: None),
+        Checks(1),
+        Metrics(),
+    )
+    for conversation in ("stranger", "parent", "child"):
+        inbox.put(Returned(conversation, "turn"))
+    inbox.put(Stop())
+
+    driver.run()
+
+    planned = scheduler.plan(0)
+    assert planned is not None
+    assert planned[0].acts == (plans.Returned("parent", "turn"),)
