@@ -16,6 +16,7 @@ from typing import Protocol, TypeAlias
 import grpc
 
 from openengine.v1 import error_pb2, kv_pb2, server_pb2
+from worker.kv_event_metrics import Drop, Spoken
 from worker.kv_events import Behind, EventLog, Follower
 from worker.kv_wire import openengine_batch
 from worker.refusal import Refused, invalid, overloaded, unsupported
@@ -42,6 +43,8 @@ class KvSubscribers:
 
     def __init__(self, worker: Serving) -> None:
         self._worker = worker
+        self._metrics = worker.kv_events.metrics
+        self._metrics.count_followers(Spoken.OPENENGINE, lambda: self._count)
         self._count = 0
 
     def sources(self, request: kv_pb2.GetKvEventSourcesRequest) -> kv_pb2.GetKvEventSourcesResponse:
@@ -62,6 +65,7 @@ class KvSubscribers:
         if not log.is_on:
             raise unsupported("kv_cache_config.event_buffer_max_size is 0: this worker sends no KV events")
         if self._count >= MAX_SUBSCRIBERS:
+            self._metrics.dropped(Spoken.OPENENGINE, Drop.FULL)
             raise overloaded(f"{MAX_SUBSCRIBERS} subscribers follow the KV events of this worker already")
         self._count += 1
         try:
@@ -83,6 +87,8 @@ class KvSubscribers:
                 case None:
                     await wake.wait()
                 case Behind() as behind:
+                    if has_read:
+                        self._metrics.dropped(Spoken.OPENENGINE, Drop.BEHIND)
                     await _end(stream, _too_slow(behind) if has_read else _not_kept(behind))
                     return
                 case read:
@@ -92,6 +98,7 @@ class KvSubscribers:
                         async with asyncio.timeout(UNREAD_DEADLINE_S):
                             await stream.write(response)
                     except TimeoutError:
+                        self._metrics.dropped(Spoken.OPENENGINE, Drop.UNREAD)
                         with contextlib.suppress(TimeoutError):
                             async with asyncio.timeout(FAREWELL_DEADLINE_S):
                                 await _end(stream, overloaded("the KV events were left unread"))

@@ -15,6 +15,7 @@ from itertools import count
 from worker.commands import KvSnapshot
 from worker.core.events import CacheEvent
 from worker.kv_batches import Batch, Snapshot, SnapshotPart, bytes_of, portions
+from worker.kv_event_metrics import KvEventMetrics
 
 MAX_BUFFER_BYTES = 64 << 20
 """Of keys and tokens in the log, however few batches that is."""
@@ -35,9 +36,15 @@ class EventLog:
     """
 
     def __init__(
-        self, epoch: str, max_batches: int, ask: Callable[[int], None], max_bytes: int = MAX_BUFFER_BYTES
+        self,
+        epoch: str,
+        max_batches: int,
+        ask: Callable[[int], None],
+        metrics: KvEventMetrics,
+        max_bytes: int = MAX_BUFFER_BYTES,
     ) -> None:
         self.epoch = epoch
+        self.metrics = metrics
         self.max_batches = max_batches
         self.last = 0
         self._max_bytes = max_bytes
@@ -71,6 +78,9 @@ class EventLog:
             self._bytes += bytes_of(portion)
             while len(self._batches) > self.max_batches or self._bytes > self._max_bytes:
                 self._bytes -= bytes_of(self._batches.popleft().events)
+        self.metrics.events.inc(len(events))
+        self.metrics.batches.set(len(self._batches))
+        self.metrics.bytes.set(self._bytes)
         if events or snapshots:
             for follower in list(self._followers):
                 follower.wake()
@@ -100,6 +110,7 @@ class EventLog:
         if taken.ticket != self._asked:
             return
         self._asked = None
+        self.metrics.snapshots.inc()
         snapshot = Snapshot(self.last, time.time_ns(), taken.stored)
         self._latest = weakref.ref(snapshot)
         wanting, self._wanting = list(self._wanting), weakref.WeakSet()

@@ -16,6 +16,7 @@ from worker.commands import Heard, PinEnded, Rejected, Returned, Told
 from worker.core.conversations import News, StopReason
 from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, Started, TokenOut
 from worker.intake import Intake
+from worker.kv_event_metrics import Drop, Spoken
 from worker.kv_events import Behind, EventLog, Follower
 from worker.kv_wire import LinkEncoder
 from worker.lineage import Envelopes
@@ -54,6 +55,7 @@ class LinkService(link_pb2_grpc.EngineLinkServicer):  # type: ignore[misc]  # ge
         self._worker = worker
         self._encoder = LinkEncoder(worker.kv_events.epoch)
         self.links: set[Link] = set()
+        worker.kv_events.metrics.count_followers(Spoken.ENGINELINK, lambda: sum(link.follows for link in self.links))
 
     async def Connect(self, request_iterator: object, context: Stream) -> None:
         """Returns when the edge closes, or is cancelled when it is lost: either ends its requests at once."""
@@ -102,6 +104,11 @@ class Link:
         self._happened: list[tuple[Active, Told]] = []
         self._waiting: deque[link_pb2.WorkerMessage] = deque()
         self._wake = asyncio.Event()
+
+    @property
+    def follows(self) -> bool:
+        """The edge hears of the cache."""
+        return self._follower is not None
 
     async def read_from(self, stream: Stream) -> str:
         """Until the edge closes; returns what it did that no edge may, or nothing."""
@@ -158,6 +165,7 @@ class Link:
             return None
         read = self._follower.read()
         if isinstance(read, Behind):
+            self._worker.kv_events.metrics.dropped(Spoken.ENGINELINK, Drop.BEHIND)
             self._follower.restart()
             read = self._follower.read()
         return None if read is None or isinstance(read, Behind) else self._encoder.message(read)

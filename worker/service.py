@@ -70,6 +70,7 @@ class Service:
             self.instance_id,
             settings.kv_cache_config.event_buffer_max_size,
             lambda ticket: post(TakeKvSnapshot(ticket)),
+            self.metrics.kv_events,
         )
         self.envelopes = Envelopes(settings.keys_file, self.instance_id, required=not on_loopback)
         self.role = settings.role

@@ -9,6 +9,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from worker.cache_metrics import CacheMetrics
+from worker.kv_event_metrics import KvEventMetrics
 from worker.settings import Log
 
 STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -77,3 +78,4 @@ class Metrics:
             registry=self.registry,
         )
         self.cache = CacheMetrics(self.registry)
+        self.kv_events = KvEventMetrics(self.registry)

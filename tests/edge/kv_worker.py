@@ -44,8 +44,9 @@ class KvWorker:
         self.abort_allowed = on_loopback
         self.cache = ModelCache()
         self.snapshots = 0
-        self.kv_events = EventLog(instance_id, max_batches, self._asked)
-        self.requests = Requests(lambda command: None, Metrics())
+        self.metrics = Metrics()
+        self.kv_events = EventLog(instance_id, max_batches, self._asked, self.metrics.kv_events)
+        self.requests = Requests(lambda command: None, self.metrics)
         self.envelopes = cast(Any, self)
         self.loop: asyncio.AbstractEventLoop | None = None
 

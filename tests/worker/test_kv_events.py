@@ -9,11 +9,13 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from prometheus_client import CollectorRegistry
 
 from worker.commands import KvSnapshot
 from worker.core.events import CacheEvent, Cleared, Removed, Stored, Updated
 from worker.core.tiers import Tier
-from worker.kv_batches import MAX_BATCH_COST, Batch, SnapshotPart, cost_of
+from worker.kv_batches import MAX_BATCH_COST, Batch, SnapshotPart, bytes_of, cost_of
+from worker.kv_event_metrics import KvEventMetrics
 from worker.kv_events import Behind, EventLog, Follower
 
 
@@ -28,7 +30,8 @@ class Worker:
     def __init__(self, max_batches: int = 4, max_bytes: int = 1 << 30) -> None:
         self.asked: list[int] = []
         self.woken = 0
-        self.log = EventLog("epoch", max_batches, self.asked.append, max_bytes)
+        self.registry = CollectorRegistry()
+        self.log = EventLog("epoch", max_batches, self.asked.append, KvEventMetrics(self.registry), max_bytes)
 
     def wake(self) -> None:
         self.woken += 1
@@ -120,6 +123,23 @@ def test_those_who_ask_at_once_share_one_snapshot() -> None:
         assert numbers(read_all(follower)) == [0]
     worker.follow()
     assert len(worker.asked) == 1, "nobody holds it any more"
+
+
+def test_what_is_kept_and_told_is_counted() -> None:
+    worker = Worker(max_batches=2)
+    worker.follow()
+    worker.answer()
+    for number in range(1, 4):
+        worker.step(stored(number), Cleared())
+
+    counted = {
+        name: worker.registry.get_sample_value(f"kinroute_worker_kv_{name}")
+        for name in ("events_total", "event_snapshots_total", "event_batches")
+    }
+    assert counted == {"events_total": 6, "event_snapshots_total": 1, "event_batches": 2}
+    assert worker.registry.get_sample_value("kinroute_worker_kv_event_bytes") == sum(
+        bytes_of(batch.events) for number in (2, 3) if (batch := worker.log.batch(number)) is not None
+    )
 
 
 def test_an_answer_to_another_question_is_not_taken_for_it() -> None:
