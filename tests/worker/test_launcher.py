@@ -13,6 +13,7 @@ import pytest
 from tests.tiny_models import make_tiny_model
 from tests.worker.clients import OpenEngine, generate_request
 from tests.worker.running import worker
+from worker.core.recording import read
 from worker.exits import ExitCode
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -50,6 +51,9 @@ def test_a_stuck_rank_ends_the_group(tmp_path: Path, model: Path) -> None:
 
         assert last.error.retryable
         assert re.search("rank 1 has not reported|in one step for more than", last.error.message)
+        failure = read(Path(running.wait_for("restarting").members["recording"]).read_bytes()).failure
+        assert failure is not None
+        assert failure.why == last.error.message
         running.wait_for("ready", count=2)
 
 
