@@ -156,11 +156,12 @@ class RunTree:
         self.replica.cache.give(taken)
 
     def _live(self, turn: Turn) -> Live:
+        """Its tokens are in the bytes that came over the wire, as a worker has them."""
         self._keys += 1
         request = Request(
             key=RequestKey(self._keys),
             phase=Phase.AGGREGATED,
-            token_ids=turn.prompt,
+            token_ids=np.frombuffer(turn.prompt.tobytes(), np.int32),
             sampling=Sampling(),
             stopping=Stopping(max_tokens=1 << 20),
             salt=SCOPE,
