@@ -64,12 +64,7 @@ class Running:
     def metric(self, name: str, **labels: str) -> float:
         """The sum of all series of `name` that have these labels."""
         with urllib.request.urlopen(f"http://{self.admin}/metrics", timeout=30.0) as response:
-            text = response.read().decode()
-        found = 0.0
-        for series, value in re.findall(rf"^{name}(\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE):
-            if all(f'{label}="{expected}"' in series for label, expected in labels.items()):
-                found += float(value)
-        return found
+            return metric_of(response.read().decode(), name, **labels)
 
     def leaks(self) -> dict[str, Any]:
         answer: dict[str, Any] = self.get("/kinroute/v1/leaks")
@@ -81,6 +76,15 @@ class Running:
         while not (leaks := self.leaks())["clean"]:
             assert time.monotonic() < end_s, f"still held: {leaks}"
             time.sleep(0.05)
+
+
+def metric_of(text: str, name: str, **labels: str) -> float:
+    """The sum of all series of `name` that have these labels, in what `/metrics` answered."""
+    found = 0.0
+    for series, value in re.findall(rf"^{name}(\{{[^}}]*\}})? (\S+)$", text, re.MULTILINE):
+        if all(f'{label}="{expected}"' in series for label, expected in labels.items()):
+            found += float(value)
+    return found
 
 
 @contextmanager

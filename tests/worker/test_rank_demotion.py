@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import secrets
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from enginelink.envelope import LIFE_S, PURPOSE_SUBMIT, Claims, Key, Signer, prompt_sha256
 from enginelink.v1 import link_pb2
 from tests.tiny_models import make_tiny_model
-from tests.worker.clients import Edge, kinds, until
-from tests.worker.running import MODEL_NAME, Running, worker
+from tests.worker.clients import Edge, until
+from tests.worker.running import Running, worker
+from tests.worker.signed import ask, write_keys
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-KEY = Key("one", b"1" * 32)
 BLOCK = 4
 NUM_PAGES = 64
 BOUND = 8
@@ -33,48 +27,9 @@ RESTORED = "kinroute_worker_kv_restored_conversations_total"
 MISMATCHES = "kinroute_worker_digest_mismatches_total"
 
 
-def write_keys(file: Path) -> Path:
-    key = {"id": KEY.key_id, "secret": base64.b64encode(KEY.secret).decode(), "sign_from": 0}
-    file.write_text(json.dumps({"envelope_keys": [key]}))
-    return file
-
-
 def blocks(first: int, count: int) -> list[int]:
     """Tokens of `count` blocks that no other `first` begins."""
     return [first + at % 7 for at in range(count * BLOCK)]
-
-
-def ask(edge: Edge, conversation: str, prompt: Sequence[int], parent: str = "") -> int:
-    """One token of an answer; how many tokens of the prompt were cached."""
-    request_id = secrets.token_hex(8)
-    now_s = int(time.time())
-    claims = Claims(
-        purpose=PURPOSE_SUBMIT,
-        iss="edge",
-        aud=edge.welcome.server.instance_id,
-        issued_s=now_s,
-        expires_s=now_s + LIFE_S,
-        jti=secrets.token_hex(8),
-        request_id=request_id,
-        request_type="context_and_generation",
-        model=MODEL_NAME,
-        turn=request_id,
-        family="parent",
-        conversation=conversation,
-        parent=parent,
-        prompt_sha256=prompt_sha256(np.array(prompt, "<u4").tobytes()),
-    )
-    handle = edge.submit(
-        prompt,
-        link_pb2.PHASE_AGGREGATED,
-        1,
-        request_id=request_id,
-        conversation_id=conversation,
-        lineage=Signer(KEY).sign(claims),
-    )
-    events = edge.events(handle)
-    assert kinds(events)[-1] == "finished", events[-1]
-    return int(events[-1].finished.usage.cached_prompt_tokens)
 
 
 def family(running: Running) -> dict[str, dict[str, Any]]:
