@@ -381,7 +381,7 @@ class CachePair:
         running = {
             number: (one.work.source, one.work.target, len(one.work.sources))
             for number, one in cache.pools.copies.running.items()
-        }  # noqa: E501
+        }
         _same(
             "copies",
             running,
@@ -392,7 +392,7 @@ class CachePair:
         known = {
             one.id: (one.parent, one.legs, one.generating, one.last_context_step, one.demoted)
             for one in self.real.conversations
-        }  # noqa: E501
+        }
         _same(
             "conversations",
             known,
@@ -400,7 +400,19 @@ class CachePair:
                 name: (one.parent, one.legs, one.generating, one.last_context_step, one.demoted)
                 for name, one in self.naive.conversations.items()
             },
-        )  # noqa: E501
+        )
+
+    def settle(self, dice: Dice) -> None:
+        """Every copy ends, every request is over, and nothing is held."""
+        self.next_plan(dice)
+        for number in sorted(self.naive.cache.copies):
+            good = len(self.naive.cache.copies[number].blocks)
+            self._act(plans.Copied(number, good))
+            self.naive.cache.copied(number, good)
+        while self.release(dice):
+            self.compare()
+        self.compare()
+        assert self.real.cache.num_available == self.config.num_pages, "pages that nobody gave back"
 
     def _real_blocks(self) -> Iterator[tuple[tuple[bytes, Tokens], tuple[Any, ...]]]:
         left: list[tuple[Run, bytes, Tokens]] = []
