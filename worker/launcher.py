@@ -64,9 +64,11 @@ def launch(settings: WorkerSettings) -> ExitCode:
         )
         return ExitCode.ADDRESS_TAKEN
     listen = settings.listen.model_copy(update={"grpc": str(grpc.address), "admin": str(admin.address)})
+    launcher = Launcher(settings.model_copy(update={"listen": listen}))
     try:
-        return Launcher(settings.model_copy(update={"listen": listen})).run()
+        return launcher.run()
     finally:
+        launcher.close()
         grpc.close()
         admin.close()
 
@@ -78,6 +80,8 @@ class Launcher:
         self._settings = settings
         self._announced = False
         self._signals = 0
+        self.mismatches = 0
+        """Plans in which ranks decided differently, in all groups so far."""
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
@@ -88,10 +92,10 @@ class Launcher:
             signal.signal(number, self._on_signal)
         backoff_s, failed_starts = FIRST_BACKOFF_S, 0
         while True:
-            group = RankGroup(self._settings)
+            group = RankGroup(self._settings, self.mismatches)
             group.watch(self._wake_read.fileno())
             try:
-                ending = self._supervise(group)
+                ending = self.supervise(group)
             finally:
                 group.kill()
             if ending.stopped:
@@ -110,7 +114,13 @@ class Launcher:
                 return ExitCode.STOPPED
             backoff_s = min(LONGEST_BACKOFF_S, 2 * backoff_s)
 
-    def _supervise(self, group: RankGroup) -> Ending:
+    def close(self) -> None:
+        """After `run`, which hears of signals until its end."""
+        signal.set_wakeup_fd(-1)
+        self._wake_read.close()
+        self._wake_write.close()
+
+    def supervise(self, group: RankGroup) -> Ending:
         """Until the group has ended, or must be killed."""
         state, why, recording, hopeless = State.STARTING, "", "", False
         ready_since_s: float | None = None
@@ -126,6 +136,7 @@ class Launcher:
                         _say("ready")
                     case Said(event="failed"):
                         why = why or str(event.members["why"])
+                        self.mismatches = int(event.members.get("mismatches", self.mismatches))
                         recording = recording or str(event.members.get("recording", ""))
                     case Ended(rank=rank):
                         alive.discard(rank)

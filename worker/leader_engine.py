@@ -236,7 +236,7 @@ class LeaderEngine(threading.Thread):
 
     def failed(self, failure: Failure) -> None:
         if failure.plan is not None:
-            self._metrics.mismatches.inc()
+            self._metrics.count_mismatches()
         recording = self._recorder.fail(failure) if self._recorder is not None else None
         self._on_failed(failure.why, ExitCode.FAILED, recording)
 

@@ -56,6 +56,7 @@ class LeaderRank:
         self._end = self._loop.create_future()
         on_loopback = is_loopback(Address.parse(self._settings.listen.grpc).host)
         self._service = Service(self._settings, self._inbox.put, on_loopback=on_loopback)
+        self._service.metrics.count_mismatches(self._place.mismatches)
         servers = Servers(self._service, self._settings.listen)
         await servers.start()
         self._status.say("listening")
@@ -113,6 +114,6 @@ class LeaderRank:
             recorded = {} if recording is None else {"recording": str(recording)}
             log.error("the group is lost", why=why, **recorded)
             self._service.fail(why)
-            self._status.say("failed", why=why, **recorded)
+            self._status.say("failed", why=why, mismatches=self._service.metrics.num_mismatches, **recorded)
         if not self._end.done():
             self._end.set_result(code)

@@ -14,6 +14,7 @@ from worker.settings import WorkerSettings
 
 CONTROL_FD = "KINROUTE_CONTROL_FD"
 CONTROL_PORT = "KINROUTE_CONTROL_PORT"
+MISMATCHES = "KINROUTE_DIGEST_MISMATCHES"
 PARENT = "KINROUTE_LAUNCHER_PID"
 SETTINGS = "KINROUTE_RANK_SETTINGS"
 STATUS_FD = "KINROUTE_STATUS_FD"
@@ -26,6 +27,7 @@ class Place:
     """`control_fd`: on rank 0, a listening socket that it inherited; None: it binds `control_port` itself.
 
     `status_fd`: where this rank tells its launcher how it is; None under torchrun. `token`: known to this group alone.
+    `mismatches`: in how many plans the ranks of this worker decided differently before this group was started.
     """
 
     rank: int
@@ -39,6 +41,7 @@ class Place:
     control_fd: int | None = None
     status_fd: int | None = None
     launcher_pid: int | None = None
+    mismatches: int = 0
 
     @classmethod
     def from_environment(cls, settings: WorkerSettings, environment: Mapping[str, str] = os.environ) -> Self:
@@ -69,6 +72,7 @@ class Place:
             control_fd=_number(environment, CONTROL_FD),
             status_fd=_number(environment, STATUS_FD),
             launcher_pid=_number(environment, PARENT),
+            mismatches=_number(environment, MISMATCHES) or 0,
         )
 
     @property
@@ -85,6 +89,7 @@ class Place:
             "MASTER_PORT": str(self.master_port),
             CONTROL_PORT: str(self.control_port),
             TOKEN: self.token.hex(),
+            MISMATCHES: str(self.mismatches),
         }
         for name, number in ((CONTROL_FD, self.control_fd), (STATUS_FD, self.status_fd), (PARENT, self.launcher_pid)):
             if number is not None:

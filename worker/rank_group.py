@@ -51,7 +51,8 @@ class RankGroup:
     Must be made on the main thread: the ranks ask the system to be killed when the thread that started them ends.
     """
 
-    def __init__(self, settings: WorkerSettings) -> None:
+    def __init__(self, settings: WorkerSettings, mismatches: int) -> None:
+        """`mismatches`: those of the groups before."""
         self._selector = selectors.DefaultSelector()
         self._processes: list[subprocess.Popen[bytes]] = []
         self._partial: dict[int, bytes] = {}
@@ -75,6 +76,7 @@ class RankGroup:
                     control_fd=control.fileno() if rank == 0 else None,
                     status_fd=status_write,
                     launcher_pid=os.getpid(),
+                    mismatches=mismatches,
                 )
                 self._spawn(place, settings, status_read)
 

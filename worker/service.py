@@ -112,6 +112,7 @@ class Service:
         self._step, self._load = step.number, step.load
         self.metrics.running.set(step.load.running)
         self.metrics.queued.set(step.load.queued)
+        self.metrics.suspended.set(step.load.suspended)
         self.metrics.used_pages.set(step.load.used_pages)
         self.kv_events.deliver(step.kv_snapshots, step.kv_events)
         self.requests.deliver(step.told)

@@ -77,5 +77,11 @@ class Metrics:
             "Plans that were not recorded, as writing fell behind or failed.",
             registry=self.registry,
         )
+        self.num_mismatches = 0
         self.cache = CacheMetrics(self.registry)
         self.kv_events = KvEventMetrics(self.registry)
+
+    def count_mismatches(self, count: int = 1) -> None:
+        """Also those of the groups before this one: a group ends at its first."""
+        self.num_mismatches += count
+        self.mismatches.inc(count)

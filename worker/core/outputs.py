@@ -71,10 +71,12 @@ Output: TypeAlias = Started | TokenOut | HandoffReady | KvArrived | Finished | F
 
 @dataclass(frozen=True, slots=True)
 class LoadSnapshot:
-    """`used_pages` are those that some request holds; pages that hold only reusable blocks are not used."""
+    """`used_pages` are those that some request holds; pages that hold only reusable blocks are not used. `suspended`:
+    those of the queued that have run before."""
 
     running: int
     queued: int
     queued_tokens: int
     used_pages: int
     total_pages: int
+    suspended: int = 0

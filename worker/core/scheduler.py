@@ -199,6 +199,7 @@ class Scheduler:
             queued_tokens=sum(len(live.request.token_ids) for live in self._queue),
             used_pages=cache.num_in_use,
             total_pages=self._replica.config.num_pages,
+            suspended=sum(live.started for live in self._queue),
         )
 
     def plan(self, now_ms: int) -> tuple[Plan, StepWork] | None:

@@ -231,6 +231,21 @@ def test_when_pages_run_out_the_youngest_is_suspended_and_later_goes_on_where_it
         assert sum(isinstance(one, Started) and one.key == key for one in told) == 1
 
 
+def test_the_load_counts_the_suspended_among_those_that_wait() -> None:
+    engine = make_engine(num_pages=8)
+    for number in (1, 2, 3):
+        engine.submit(number, [number, number], max_tokens=8)
+
+    loads = []
+    while engine.step() is not None:
+        loads.append(engine.scheduler.load)
+
+    assert loads[0].suspended == 0
+    assert any(load.suspended for load in loads)
+    assert all(load.suspended <= load.queued for load in loads)
+    assert loads[-1].suspended == 0
+
+
 def test_the_oldest_request_is_never_suspended() -> None:
     engine = make_engine(num_pages=4)
     engine.submit(1, [1, 1], max_tokens=7)
