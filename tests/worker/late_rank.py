@@ -54,5 +54,5 @@ class LateMover(Mover):
 
 if __name__ == "__main__":
     LateMover.dice.seed(int(sys.argv[2]))
-    assembly.Mover = LateMover  # type: ignore[misc]
+    assembly.Mover = LateMover  # type: ignore[attr-defined]
     sys.exit(run_worker(load_settings(Path(sys.argv[1]))))
