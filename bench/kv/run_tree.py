@@ -213,7 +213,7 @@ class RunTree:
         cache, sequence = self.replica.cache, self.replica.sequences[key]
         while sequence.loading:
             num_cold = cache.num_cold(sequence.hold)
-            if not num_cold and cache.pools.is_ready(cache.tree.path_pages(sequence.hold)):
+            if cache.is_loaded(sequence.hold):
                 self._act(plans.Loaded(key))
                 break
             count = min(num_cold, cache.pools.onboard_left, cache.num_available)

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from worker.core.live import Live, Stage
+from worker.core.paths import newly_held
 from worker.core.replica import Replica
 from worker.core.runs import NOTHING, Match, PartMatch
 from worker.core.types import TokenIds
@@ -47,10 +48,10 @@ class Admission:
         if not live.pulls and not num_cold:
             part = cache.match_within(match, tokens[match.blocks * self._block : usable])
             if part is not None:
-                cost = needed + cache.tree.newly_held(part.run, part.index + 1)
+                cost = needed + newly_held(part.run, part.index + 1)
                 if cost <= room:
                     return Place(tokens, match, part, cost)
-        return Place(tokens, match, None, needed + cache.tree.newly_held(match.run, match.length), num_cold)
+        return Place(tokens, match, None, needed + newly_held(match.run, match.length), num_cold)
 
     def sibling_is_ahead(self, live: Live, place: Place, others: Iterable[Live]) -> bool:
         """Whether another prefill, which may wait for its cached blocks yet, is about to commit the block that `live`

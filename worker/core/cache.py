@@ -9,6 +9,7 @@ from worker.core.arrays import EMPTY, Int32s
 from worker.core.config import CacheConfig
 from worker.core.events import KEY_BYTES, CacheEvent, Cleared, stand_ins
 from worker.core.journal import Journal
+from worker.core.paths import below, cold_segments, descend, match_within, path_pages, segments
 from worker.core.pools import Pools
 from worker.core.retention import ChangedStretch, CommittedRetentionHandle, Retention, blocks_of
 from worker.core.runs import NOTHING, Hold, Match, PartMatch
@@ -16,6 +17,7 @@ from worker.core.sequences import Sequence
 from worker.core.stats import CLEARED, CacheStats
 from worker.core.tiers import COLD, Tier
 from worker.core.tree import RunTree
+from worker.core.tree_check import check_tree
 
 
 class KvCache:
@@ -68,20 +70,24 @@ class KvCache:
         """The block to copy behind `match`; `tokens` are those behind it that may come from there."""
         if not self.config.enable_partial_reuse:
             return None
-        return self.tree.match_within(match, tokens, self._is_ready)
+        return match_within(match, tokens, self.tree.block_bytes, self._is_ready)
 
     def _is_ready(self, page: int) -> bool:
         return self.pools.is_ready(np.array([page], np.int32))
 
     def num_cold(self, hold: Hold | Match) -> int:
         """Blocks of the path to there that are not on the device."""
-        return sum(part.stop - part.start for part in self.tree.cold_segments(hold.run, hold.length))
+        return sum([part.stop - part.start for part in cold_segments(hold.run, hold.length)])
+
+    def is_loaded(self, hold: Hold) -> bool:
+        """All blocks of the path to there can be read on the device."""
+        return not self.num_cold(hold) and self.pools.is_ready(path_pages(hold))
 
     def count_match(self, hold: Hold, uncached_tokens: int) -> None:
         """A request was admitted behind `hold`, with so many prompt tokens to compute."""
         matched = self.stats.matched_blocks
         matched[Tier.DEVICE] += hold.blocks
-        for segment in self.tree.cold_segments(hold.run, hold.length):
+        for segment in cold_segments(hold.run, hold.length):
             for tier in COLD:
                 start, stop = segment.run.span(tier)
                 count = max(0, min(stop, segment.stop) - max(start, segment.start))
@@ -111,12 +117,12 @@ class KvCache:
         if full <= first:
             return EMPTY
         hold = sequence.hold
-        tokens = sequence.token_slice(first * block, full * block)
+        tokens = sequence.token_slice(first * block, full * block).tobytes()
         if self.finds_by_key:
             keys = self._keys(hold, tokens)
-            tokens = stand_ins(keys, block)
+            tokens = stand_ins(keys, block).tobytes()
         pages = sequence.pages.view[first:full]
-        found = self.tree.descend(hold.run, hold.length, tokens, full - first)
+        found = descend(hold.run, hold.length, tokens, full - first, self.tree.block_bytes)
         unused = EMPTY
         if found.blocks:
             unused = self._join(hold, found, pages)
@@ -124,7 +130,7 @@ class KvCache:
             start = first + found.blocks
             terms = sequence.terms(start, full, self.retention.births)
             self.retention.has_timed |= any(kept.duration_ms for _, kept in terms)
-            rest = tokens[found.blocks * block :]
+            rest = tokens[found.blocks * self.tree.block_bytes :]
             keys = keys[KEY_BYTES * found.blocks :] if self.finds_by_key else self._keys(hold, rest)
             self.tree.append(hold, rest, keys, pages[found.blocks :], terms)
             if not sequence.extends:
@@ -133,16 +139,16 @@ class KvCache:
         sequence.committed = full
         return unused
 
-    def _keys(self, hold: Hold, tokens: Int32s) -> bytes:
+    def _keys(self, hold: Hold, tokens: bytes) -> bytes:
         """Of the blocks `tokens` behind `hold`."""
         previous = BlockKey(hold.run.key_before(hold.length))
-        return b"".join(block_keys(previous, tokens.data.cast("B"), self.config.tokens_per_block))
+        return b"".join(block_keys(previous, tokens, self.config.tokens_per_block))
 
     def _join(self, hold: Hold, found: Match, pages: Int32s) -> Int32s:
         """Move `hold` to what was found behind it; `pages` become those of the blocks found. Returns those unused."""
         unused = EMPTY
         before = hold.blocks
-        for segment in self.tree.segments(found.run, found.length, before):
+        for segment in segments(found.run, found.length, before):
             at = segment.run.start + segment.start - before
             count = segment.stop - segment.start
             free = self.pools.adopt(segment, pages[at : at + count].copy())
@@ -159,7 +165,7 @@ class KvCache:
         hold = sequence.hold
         self.tree.release(hold)
         if self.retention.has_timed:
-            for segment in self.tree.segments(hold.run, hold.length):
+            for segment in segments(hold.run, hold.length):
                 self.retention.let_go(segment.run)
 
     # Retention.
@@ -211,7 +217,7 @@ class KvCache:
                     self.pools.clear(run, first, CLEARED)
         else:
             root = self.tree.root(scope) if scope is not None else None
-            runs = self.tree.runs() if scope is None else self.tree.below(root) if root is not None else ()
+            runs = self.tree.runs() if scope is None else below(root) if root is not None else ()
             for run in sorted(runs, key=lambda run: (-run.start, run.number)):
                 if run.parent is not None and not run.children and run.held_length < run.length:
                     self.pools.clear(run, run.held_length, CLEARED)
@@ -222,10 +228,10 @@ class KvCache:
 
     def check(self) -> None:
         """Every promise of the tree, and that each block has its key."""
-        self.tree.check()
+        check_tree(self.tree)
         if self.finds_by_key:
             return
         for run in self.tree.runs():
             if run.parent is not None:
-                keys = self._keys(Hold(run, 0), run.tokens.view)
+                keys = self._keys(Hold(run, 0), bytes(run.tokens))
                 assert keys == bytes(run.keys), "a key that is not its block's"

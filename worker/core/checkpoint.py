@@ -192,7 +192,7 @@ def load(config: CacheConfig, checkpoint: bytes) -> Replica:
     retention._births, retention._now_ms, retention.has_timed = saved.births, saved.now_ms, saved.has_timed
     retention._lapses = saved.lapses
     _load_conversations(replica, saved)
-    cache.tree.recount_all()
+    cache.tree.enqueue_all()
     return replica
 
 
@@ -221,15 +221,15 @@ def _load_tree(tree: RunTree, saved: _Checkpoint, block: int) -> None:
         stretches = Stretches(one.stretches[0][1])
         for start, terms in one.stretches[1:]:
             stretches.extend(start, terms)
-        tokens = stand_ins(one.keys, block) if one.parent else _ints(b"")
+        tokens = bytearray(stand_ins(one.keys, block).tobytes() if one.parent else b"")
         runs[one.number] = Run(
-            one.number, None, one.start, Growing(tokens), Growing(_ints(one.pages)), bytearray(one.keys), stretches,
+            one.number, None, one.start, tokens, Growing(_ints(one.pages)), bytearray(one.keys), stretches,
             one.stamp, one.ends, scope=one.scope,
         )  # fmt: skip
     for one in saved.runs:
         run = runs[one.number]
         run.parent = runs[one.parent] if one.parent else None
-        run.children = {runs[child].tokens.view[:block].tobytes(): runs[child] for child in one.children}
+        run.children = {bytes(runs[child].tokens[: tree.block_bytes]): runs[child] for child in one.children}
     tree.restore(runs, saved.made, saved.number, saved.released)
 
 

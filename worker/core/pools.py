@@ -18,6 +18,7 @@ from worker.core.copies import Copies, Copy
 from worker.core.fates import Fate, Fates
 from worker.core.journal import Journal
 from worker.core.pages import FreePages
+from worker.core.paths import below, cold_segments, segments
 from worker.core.runs import Hold, Match, Run, Segment
 from worker.core.stats import (
     BELOW_THRESHOLD,
@@ -163,7 +164,7 @@ class Pools:
 
     def _drop(self, run: Run, index: int, reason: str, priority: int) -> None:
         """Drop the blocks of `run` from `index` on, and all below; nobody holds any of it."""
-        keys = b"".join([bytes(run.keys[32 * index :]), *(bytes(one.keys) for one in self._tree.below(run))])
+        keys = b"".join([bytes(run.keys[32 * index :]), *(bytes(one.keys) for one in below(run))])
         self.fates.note(Fate(self._plan, reason, priority, keys))
         self._stats.evicted_pages[reason] += len(keys) // 32
         number = run.number
@@ -190,7 +191,7 @@ class Pools:
             return False
         for tier in COLD:
             parts: list[tuple[Segment, Int32s]] = []
-            for segment in self._tree.cold_segments(hold.run, hold.length):
+            for segment in cold_segments(hold.run, hold.length):
                 start, stop = segment.start, min(segment.stop, segment.run.ends[tier], segment.start + len(pages))
                 if start >= stop or segment.run.tier_of(start) is not tier:
                     break
@@ -264,7 +265,7 @@ class Pools:
         lost = np.flatnonzero(current[good:])
         if len(lost):
             index = hold.blocks - len(current) + good + int(lost[0])
-            segment = self._tree.segments(hold.run, hold.length, index)[0]
+            segment = segments(hold.run, hold.length, index)[0]
             self._tree.detach(hold)
             self.lose(segment.run, segment.start, COPY_FAILED)
         else:
@@ -283,7 +284,7 @@ class Pools:
     def lose(self, run: Run, index: int, reason: str) -> None:
         """These blocks from `index` on, and all below, are gone; whoever holds them holds what is left of the path."""
         copying = {id(copy.hold): copy for copy in self.copies.running.values() if copy.hold is not None}
-        for one in [run, *self._tree.below(run)]:
+        for one in [run, *below(run)]:
             for hold in list(one.holds):
                 if one is run and hold.length <= index:
                     continue

@@ -21,6 +21,7 @@ from worker.core.conversations import Conversations
 from worker.core.demotion import descendants, finished
 from worker.core.events import CacheEvent
 from worker.core.journal import Decision, Journal
+from worker.core.paths import path_pages
 from worker.core.plan import Plan
 from worker.core.runs import NOTHING, Hold, Match
 from worker.core.sequences import Sequence
@@ -172,7 +173,7 @@ class Replica:
         cache, tree = self.cache, self.cache.tree
         match = Match(tree.run(act.run), act.length, 0) if act.run else NOTHING
         hold = tree.hold(act.scope, match)
-        pages = tree.path_pages(hold)
+        pages = path_pages(hold)
         key = RequestKey(act.key)
         registers = bool(act.conversation) and self.config.policy is ReusePolicy.PER_CONVERSATION
         num_cold = cache.num_cold(hold)
@@ -240,7 +241,7 @@ class Replica:
 
     def _loaded(self, act: plans.Loaded) -> None:
         sequence = self.sequences[RequestKey(act.key)]
-        pages = self.cache.tree.path_pages(sequence.hold)
+        pages = path_pages(sequence.hold)
         assert not self.cache.num_cold(sequence.hold), "blocks that are not on the device are called loaded"
         assert self.cache.pools.is_ready(pages), "blocks that still arrive are called loaded"
         own = sequence.pages.view[sequence.committed :]
@@ -264,7 +265,7 @@ class Replica:
                 own = sequence.pages.view[sequence.committed :].copy()
                 sequence.committed = sequence.hold.blocks
                 sequence.computed = sequence.committed * self.config.tokens_per_block
-                sequence.pages = Growing(np.concatenate([self.cache.tree.path_pages(sequence.hold), own]))
+                sequence.pages = Growing(np.concatenate([path_pages(sequence.hold), own]))
                 self._journal.note("lost", sequence.key, sequence.committed)
 
     def _refill(self, act: plans.Refill) -> None:
@@ -391,7 +392,7 @@ class Replica:
             assert sequence.computed <= sequence.pages.size * block, "tokens without pages"
             assert sequence.base <= sequence.committed * block or sequence.loading or not self.config.enable_block_reuse
             if not sequence.loading:
-                path = tree.path_pages(sequence.hold)
+                path = path_pages(sequence.hold)
                 assert np.array_equal(path, sequence.pages.view[: sequence.committed]), "pages that it does not hold"
                 assert not cache.num_cold(sequence.hold), "a running request with blocks in colder tiers"
                 assert cache.pools.is_ready(path), "a running request with blocks that still arrive"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from worker.core.arrays import Growing
 from worker.core.eviction import Entry, Stamp
 from worker.core.stretches import Stretches
@@ -14,18 +16,19 @@ from worker.core.tiers import NUM_TIERS, Tier
 class Run:
     """`length` blocks below `parent`, `start` blocks behind the beginning of the prompt.
 
-    A root has length 0, no parent, and in `keys` the key of its scope; else `keys` holds each block's key, and `pages`
-    its page in the tier that it is in. `ends[t]`: where its blocks in tier t or warmer end; tiers get colder along it.
-    `number`: in the order of making, the same on every rank. `stamp`: when a path through it was last let go.
-    `held_children`: children that some hold needs, in them or below. `idle[t]`: its blocks of tier t that no hold
-    covers. `first_tiers[t]`: children whose first block is in tier t. `below`: how many children have which `top`, the
-    highest priority of a run and all below it. `entries[t]`: what stands for it in tier t's eviction order.
+    `tokens` are little-endian int32. A root has length 0, no parent, and in `keys` the key of its scope; else `keys`
+    holds each block's key, and `pages` its page in the tier that it is in. `ends[t]`: where its blocks in tier t or
+    warmer end; tiers get colder along it. `number`: in the order of making, the same on every rank. `stamp`: when a
+    path through it was last let go. `held_children`: children that some hold needs, in them or below. `held_length`:
+    its blocks that some hold covers. `first_tiers[t]`: children whose first block is in tier t. `below`: how many
+    children have which `top`, the highest priority of a run and all below it. `entries[t]`: what stands for it in tier
+    t's eviction order. `children`: by the tokens of their first blocks.
     """
 
     number: int
     parent: Run | None
     start: int
-    tokens: Growing
+    tokens: bytearray
     pages: Growing
     keys: bytearray
     stretches: Stretches
@@ -34,7 +37,7 @@ class Run:
     children: dict[bytes, Run] = field(default_factory=dict)
     holds: list[Hold] = field(default_factory=list)
     held_children: int = 0
-    idle: list[int] = field(default_factory=lambda: [0] * NUM_TIERS)
+    held_length: int = 0
     first_tiers: list[int] = field(default_factory=lambda: [0] * NUM_TIERS)
     below: dict[int, int] = field(default_factory=dict)
     top: int = -1
@@ -44,11 +47,6 @@ class Run:
     @property
     def length(self) -> int:
         return self.pages.size
-
-    @property
-    def held_length(self) -> int:
-        """Blocks of it that some hold covers."""
-        return self.length if self.held_children else max((hold.length for hold in self.holds), default=0)
 
     @property
     def is_held(self) -> bool:
@@ -62,6 +60,11 @@ class Run:
         """Its blocks in this tier: [start, stop)."""
         return (self.ends[tier - 1] if tier else 0), self.ends[tier]
 
+    def idle(self, tier: Tier) -> int:
+        """Its blocks of this tier that no hold covers."""
+        start, stop = self.span(tier)
+        return max(0, stop - max(start, self.held_length))
+
     def tier_of(self, block: int) -> Tier:
         return next(tier for tier in Tier if block < self.ends[tier])
 
@@ -72,7 +75,7 @@ class Run:
 
     def is_evictable(self, tier: Tier) -> bool:
         """Some of its blocks can leave this tier: nobody holds them, and nothing below is as warm."""
-        return self.idle[tier] > 0 and not any(self.first_tiers[: tier + 1])
+        return self.idle(tier) > 0 and not any(self.first_tiers[: tier + 1])
 
     def key(self, block: int) -> bytes:
         return bytes(self.keys[32 * block : 32 * block + 32])
@@ -97,8 +100,7 @@ class Hold:
         return self.run.start + self.length
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(msgspec.Struct, frozen=True):
     """Blocks [start, stop) of `run`."""
 
     run: Run
@@ -106,8 +108,7 @@ class Segment:
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(msgspec.Struct, frozen=True):
     """The longest committed prefix: it ends after `length` blocks of `run`, `blocks` blocks from where it began.
 
     `run` None: the scope has no root yet.
@@ -121,8 +122,7 @@ class Match:
 NOTHING = Match(None, 0, 0)
 
 
-@dataclass(frozen=True, slots=True)
-class PartMatch:
+class PartMatch(msgspec.Struct, frozen=True):
     """A match ends inside this block: the first `tokens` tokens of block `index` of `run` are the ones wanted."""
 
     run: Run

@@ -329,10 +329,7 @@ class Scheduler:
         key = live.request.key
         cache, sequence = self._replica.cache, self._replica.sequences[key]
         if sequence.loading:
-            pages_ready = cache.num_cold(sequence.hold) == 0 and cache.pools.is_ready(
-                cache.tree.path_pages(sequence.hold)
-            )
-            if not pages_ready:
+            if not cache.is_loaded(sequence.hold):
                 return
             self._act(plans.Loaded(key))
         if not live.announced:

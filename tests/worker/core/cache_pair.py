@@ -421,7 +421,7 @@ class CachePair:
                 left += [(child, run.scope, ()) for child in run.children.values()]
         while left:
             run, scope, before = left.pop()
-            tokens = before + tuple(run.tokens.view.tolist())
+            tokens = before + tuple(np.frombuffer(bytes(run.tokens), np.int32).tolist())
             held = run.held_length
             for start, stop, terms in run.stretches.of_length(run.length):
                 for at in range(start, stop):

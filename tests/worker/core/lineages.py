@@ -9,6 +9,7 @@ from tests.worker.core.trees import ids
 from worker.core.config import ReusePolicy
 from worker.core.conversations import Conversation, News
 from worker.core.outputs import Output
+from worker.core.paths import segments
 from worker.core.tiers import Tier
 from worker.core.types import RequestKey
 
@@ -70,7 +71,7 @@ class Family:
         match = tree.match(TENANT, ids(*prompt), len(prompt) // 2)
         return [
             segment.run.stretches.priority_at(block)
-            for segment in tree.segments(match.run, match.length)
+            for segment in segments(match.run, match.length)
             for block in range(segment.start, segment.stop)
         ]
 

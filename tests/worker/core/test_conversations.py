@@ -122,7 +122,7 @@ def test_a_conversation_is_registered_when_admitted_and_its_context_ends_with_it
     engine.scheduler.released(RequestKey(1))
     engine.step()
     assert not child.is_in_flight
-    assert engine.replica.cache.tree.owned_blocks("child") == 1
+    assert engine.replica.cache.tree.owners.blocks("child") == 1
 
 
 def test_a_suspended_request_is_still_in_flight_and_a_cancel_ends_that() -> None:
@@ -150,7 +150,7 @@ def test_what_a_conversation_found_is_not_its_own() -> None:
     engine.run()
 
     tree = engine.replica.cache.tree
-    assert (tree.owned_blocks("parent"), tree.owned_blocks("child")) == (2, 1)
+    assert (tree.owners.blocks("parent"), tree.owners.blocks("child")) == (2, 1)
 
 
 names = st.sampled_from(["a", "b", "c", "d", "e"])

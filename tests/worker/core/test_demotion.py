@@ -221,8 +221,8 @@ def test_ten_siblings_admitted_in_one_plan_prefill_their_common_prompt_once() ->
 
     assert sum(20 in tokens for tokens in computed) == 1
     assert sorted(one.cached_tokens for one in told if isinstance(one, Started)) == [2, *[18] * 9]
-    assert family.replica.cache.tree.owned_blocks("sibling 0") == 9
-    assert [family.replica.cache.tree.owned_blocks(f"sibling {sibling}") for sibling in range(1, 10)] == [1] * 9
+    assert family.replica.cache.tree.owners.blocks("sibling 0") == 9
+    assert [family.replica.cache.tree.owners.blocks(f"sibling {sibling}") for sibling in range(1, 10)] == [1] * 9
 
 
 def test_siblings_whose_common_prefix_has_to_come_back_from_host_prefill_what_is_new_once() -> None:

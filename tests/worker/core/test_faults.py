@@ -13,6 +13,7 @@ from worker.agreement import Agreement, Differs
 from worker.core.config import CacheConfig
 from worker.core.events import KEY_BYTES, CacheEvent, Cleared, Removed, Stored
 from worker.core.outputs import Finished, HandoffReady, Started
+from worker.core.paths import path_pages
 from worker.core.plan import decode, encode
 from worker.core.replica import Replica
 from worker.core.stats import BELOW_THRESHOLD
@@ -122,7 +123,7 @@ def test_a_live_requests_block_is_not_pruned() -> None:
     tree.cache.clear(owners=("child", "sibling"))
     tree.evict(10)
 
-    assert tree.tree.path_pages(live).tolist() == [0, 1]
+    assert path_pages(live).tolist() == [0, 1]
     assert tree.cached(1, 1, 3, 3) == 1
 
 

@@ -12,6 +12,7 @@ import pytest
 from tests.worker.core.engines import make_engine
 from tests.worker.core.trees import SCOPE, Tree, ids
 from worker.core.config import ReusePolicy
+from worker.core.paths import segments
 from worker.core.retention import ChangedStretch
 from worker.core.stats import BELOW_THRESHOLD
 from worker.core.tiers import Tier
@@ -25,7 +26,7 @@ def priorities(tree: Tree, *tokens: int) -> list[int]:
     match = tree.tree.match(SCOPE, ids(*tokens), len(tokens) // 2)
     return [
         segment.run.stretches.priority_at(block)
-        for segment in tree.tree.segments(match.run, match.length)
+        for segment in segments(match.run, match.length)
         for block in range(segment.start, segment.stop)
     ]
 

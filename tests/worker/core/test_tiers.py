@@ -11,10 +11,12 @@ import pytest
 from tests.worker.core.engines import TestEngine, make_engine
 from tests.worker.core.trees import SCOPE, Tree, ids
 from worker.core.outputs import Finished, Started
+from worker.core.paths import path_pages, segments
 from worker.core.scheduler import Rejection
 from worker.core.stats import BELOW_THRESHOLD, CAPACITY, COPY_FAILED, NO_COLDER_TIER, TIER_OFF
 from worker.core.tiers import Tier
 from worker.core.tree import RunTree
+from worker.core.tree_check import check_tree
 from worker.core.types import DEFAULT_PRIORITY, FinishReason, RequestKey, Retention, TokenRange
 
 LOW = 1
@@ -26,7 +28,7 @@ def tiers(tree: RunTree, *tokens: int, scope: bytes = SCOPE) -> list[Tier]:
     match = tree.match(scope, ids(*tokens), len(tokens) // 2)
     return [
         segment.run.tier_of(block)
-        for segment in tree.segments(match.run, match.length)
+        for segment in segments(match.run, match.length)
         for block in range(segment.start, segment.stop)
     ]
 
@@ -71,7 +73,7 @@ def test_a_held_page_of_a_low_priority_is_not_dropped_by_the_threshold() -> None
     tree.evict(3)
 
     assert tiers(tree.tree, 1, 1) == [DEVICE]
-    assert tree.tree.path_pages(held).tolist() == [0]
+    assert path_pages(held).tolist() == [0]
     assert reasons(tree) == {}
     tree.let_go(held)
     tree.evict(1)
@@ -87,7 +89,7 @@ def test_an_eviction_of_many_blocks_stops_at_what_a_request_holds_of_their_run()
 
     assert tree.cache.take(3) is not None
 
-    assert tree.tree.path_pages(held).tolist() == [0, 1]
+    assert path_pages(held).tolist() == [0, 1]
     assert (tree.cached(1, 1, 2, 2, 3, 3), tree.cached(5, 5)) == (2, 0)
 
 
@@ -157,7 +159,7 @@ def test_one_eviction_crosses_priorities_and_drops_moves_and_spares_each_by_its_
     assert tiers(tree.tree, 2, 2, 3, 3) == [HOST, HOST]
     assert tiers(tree.tree, 1, 1) == [DEVICE]
     assert reasons(tree) == {BELOW_THRESHOLD: 2}
-    tree.tree.check()
+    check_tree(tree.tree)
 
 
 def test_a_run_whose_blocks_have_different_priorities_leaves_by_stretches() -> None:
@@ -441,5 +443,5 @@ def test_what_moved_down_and_came_back_has_its_owner_and_priority_still() -> Non
     assert tree.cache.pools.load(hold, 2)
 
     assert tiers(tree.tree, 1, 1, 2, 2) == [DEVICE, DEVICE]
-    assert tree.tree.owned_blocks("child") == 2
+    assert tree.tree.owners.blocks("child") == 2
     assert hold.run.stretches.priority_at(1) == 60 != DEFAULT_PRIORITY

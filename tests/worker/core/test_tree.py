@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker.core.trees import BLOCK, SCOPE, Tree, ids
+from worker.core.paths import newly_held, path_pages
 from worker.core.runs import Hold
 from worker.core.tiers import Tier
 
@@ -63,8 +64,8 @@ def test_blocks_that_somebody_committed_first_are_kept_and_ours_are_free() -> No
     kept, free = tree.extend(mine, 1, 2, 3, 4, 5, 6, owner="me")
 
     assert (kept, free) == ([0, 1, 4], [2, 3])
-    assert tree.tree.owned_blocks("them") == 2
-    assert tree.tree.owned_blocks("me") == 1
+    assert tree.tree.owners.blocks("them") == 2
+    assert tree.tree.owners.blocks("me") == 1
 
 
 def test_the_path_that_was_let_go_first_leaves_first_and_the_other_survives() -> None:
@@ -107,7 +108,7 @@ def test_a_longer_sibling_that_leaves_does_not_take_a_shorter_one_along() -> Non
     assert tree.evict(10) == [3, 2]
 
     assert tree.cached(1, 2, 3, 4) == 2
-    assert tree.tree.path_pages(shorter).tolist() == [0, 1]
+    assert path_pages(shorter).tolist() == [0, 1]
 
 
 def test_what_a_live_request_holds_is_never_evicted_through_splits_below_it() -> None:
@@ -118,7 +119,7 @@ def test_what_a_live_request_holds_is_never_evicted_through_splits_below_it() ->
 
     assert sorted(tree.evict(10)) == [3, 4]
 
-    assert tree.tree.path_pages(live).tolist() == [0, 1, 2]
+    assert path_pages(live).tolist() == [0, 1, 2]
 
 
 def test_evicting_the_last_block_leaves_an_order_that_works_on() -> None:
@@ -149,21 +150,21 @@ def test_an_owner_keeps_what_is_left_of_its_blocks_through_splits_and_trims() ->
     assert tree.num_runs == 1
     tree.let_go(tree.commit(1, 1, 2, 2, 3, 3, 5, 5, owner="sibling"))
 
-    assert [tree.tree.owned_blocks(owner) for owner in ("parent", "child", "sibling")] == [2, 2, 1]
+    assert [tree.tree.owners.blocks(owner) for owner in ("parent", "child", "sibling")] == [2, 2, 1]
     assert tree.evict(1) == [3]
-    assert [tree.tree.owned_blocks(owner) for owner in ("parent", "child", "sibling")] == [2, 1, 1]
+    assert [tree.tree.owners.blocks(owner) for owner in ("parent", "child", "sibling")] == [2, 1, 1]
 
 
 def test_a_match_that_ends_inside_a_block_names_the_block_that_shares_most() -> None:
     tree = Tree()
     tree.let_go(tree.commit(1, 2), tree.commit(3, 4), tree.commit(3, 5))
 
-    part = tree.tree.match_within(tree.tree.match(SCOPE, ids(3, 5, 5), 0), ids(3, 5, 5), lambda page: True)
+    part = tree.part_match(3, 5, 5)
 
     assert part is not None
     assert (part.run.pages.view[part.index], part.tokens) == (2, 2)
-    assert tree.tree.match_within(tree.tree.match(SCOPE, ids(7, 7), 0), ids(7, 7), lambda page: True) is None
-    other = tree.tree.match_within(tree.tree.match(SCOPE, ids(3, 9), 0), ids(3, 9), lambda page: page != 1)
+    assert tree.part_match(7, 7) is None
+    other = tree.part_match(3, 9, unless=1)
     assert other is not None
     assert (other.run.pages.view[0], other.tokens) == (2, 1)
 
@@ -177,7 +178,7 @@ def test_a_hold_tells_before_it_is_made_how_much_it_will_keep(held: int) -> None
     match = tree.tree.match(SCOPE, ids(1, 1, 2, 2, 4, 4), 3)
     idle = tree.tree.num_idle[Tier.DEVICE]
 
-    expected = tree.tree.newly_held(match.run, match.length)
+    expected = newly_held(match.run, match.length)
     tree.tree.hold(SCOPE, match)
 
     assert idle - tree.tree.num_idle[Tier.DEVICE] == expected == 3 - min(held, 2)
@@ -229,5 +230,5 @@ def test_the_tree_holds_what_one_node_per_block_would(acts: list[tuple[str, Path
                 assert let_go_at[gone] == min(let_go_at[leaf] for leaf in leaves), "a more recent block left first"
                 del pages[gone], let_go_at[gone]
         for hold, path in held:
-            assert tree.tree.path_pages(hold).tolist() == [pages[path[: at + 1]] for at in range(len(path))]
+            assert path_pages(hold).tolist() == [pages[path[: at + 1]] for at in range(len(path))]
         assert tree.tree.num_blocks == len(pages)

@@ -10,9 +10,11 @@ from worker.core.arrays import Growing, Int32s
 from worker.core.cache import KvCache
 from worker.core.config import CacheConfig, ReusePolicy
 from worker.core.journal import Journal
-from worker.core.runs import Hold
+from worker.core.paths import match_within, path_pages, segments
+from worker.core.runs import Hold, PartMatch
 from worker.core.sequences import Sequence, Worth
 from worker.core.tiers import Tier
+from worker.core.tree_check import check_tree
 from worker.core.types import RequestKey
 
 BLOCK = 2
@@ -65,7 +67,7 @@ class Tree:
             hold=hold,
             base=first * BLOCK,
             tokens=Growing(ids(*tokens)),
-            pages=Growing(np.concatenate([self.tree.path_pages(hold), taken])),
+            pages=Growing(np.concatenate([path_pages(hold), taken])),
             commit_until=1 << 30,
             computed=(first + count) * BLOCK,
             committed=first,
@@ -73,19 +75,24 @@ class Tree:
             worth=worth,
         )
         unused = self.cache.commit(sequence)
-        self.tree.check()
+        check_tree(self.tree)
         return sequence.pages.view[first:].tolist(), unused.tolist()
 
     def let_go(self, *holds: Hold) -> None:
         for hold in holds:
             self.tree.release(hold)
-            for segment in self.tree.segments(hold.run, hold.length):
+            for segment in segments(hold.run, hold.length):
                 self.cache.retention.let_go(segment.run)
-        self.tree.check()
+        check_tree(self.tree)
 
     def cached(self, *tokens: int, scope: bytes = SCOPE) -> int:
         """Blocks of `tokens` that are committed."""
         return self.tree.match(scope, ids(*tokens), len(tokens) // BLOCK).blocks
+
+    def part_match(self, *tokens: int, unless: int = -1) -> PartMatch | None:
+        """The block that begins as `tokens`, at the beginning of a prompt; none in page `unless`."""
+        root = self.tree.match(SCOPE, ids(*tokens), 0)
+        return match_within(root, ids(*tokens), self.tree.block_bytes, lambda page: page != unless)
 
     def evict(self, count: int) -> list[int]:
         """Pages of the device that become free, in the order in which their blocks leave, dropped or moved."""
@@ -101,7 +108,7 @@ class Tree:
             assert not before & set(taken.tolist())
             pages += taken.tolist()
             free.give(rest)
-            self.tree.check()
+            check_tree(self.tree)
         return pages
 
     @property
