@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
+from enginelink.block_keys import BlockScope, block_keys, scope_key
 from openengine.v1 import error_pb2, generation_pb2, kv_pb2, lifecycle_pb2, lora_pb2, model_pb2, server_pb2
 from tests.tiny_models import make_tiny_model, make_tokenizer
 from tests.worker.clients import OpenEngine, generate_request, status_of, token_ids
@@ -65,6 +67,24 @@ def test_text_in_and_out_is_the_tokenizers(client: OpenEngine) -> None:
     whole: str = tokenizer.decode(token_ids(from_text))
     assert whole.startswith(text)
     assert text
+
+
+def test_blocks_have_the_priority_that_the_request_asked_for_where_it_inserts_them(
+    client: OpenEngine, running: Running
+) -> None:
+    prompt = list(range(100, 120))
+    keys = block_keys(scope_key(BlockScope()), np.array(prompt, "<i4").tobytes(), 4)
+    ranges = [{"token_start": 0, "token_end": 5, "priority": 80}, {"token_start": 9, "priority": 10}]
+
+    def asking(ranges: list[dict[str, int]]) -> generation_pb2.GenerateRequest:
+        config = {"token_range_retention_configs": ranges, "decode_retention_priority": 5}
+        return generate_request(prompt, 8, extra={"kv_cache_retention_config": config})
+
+    client.answer(asking(ranges))
+    client.answer(asking([{"token_start": 0, "priority": 0}]))
+
+    told = [running.get(f"/kinroute/v1/blocks/{key.hex()}") for key in keys]
+    assert [block["priority"] for block in told] == [80, 80, 35, 10, 10], "what was there already keeps what it had"
 
 
 def test_a_stop_text_ends_the_answer_before_it_and_is_named(client: OpenEngine) -> None:
