@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from bench.openengine_client import Engine
+from enginelink.v1 import link_pb2
 from tests.tiny_models import make_tiny_model
-from tests.worker.clients import OpenEngine, generate_request
+from tests.worker.clients import Edge
 from tests.worker.odd_ranks import READY_S, two_ranks
 from tests.worker.running import MODEL_NAME, worker
 from worker.exits import ExitCode
@@ -55,22 +56,36 @@ def test_a_group_that_lost_a_rank_names_its_recording_and_the_next_one_records_o
     assert told["worker"]["ranks"] == 2
 
 
+def steps_of_one_request(edge: Edge) -> list[link_pb2.Step]:
+    """Those that told of it, up to its error."""
+    told = []
+    for step in edge.steps():
+        if step.handles or step.events:
+            told.append(step)
+        if any(event.WhichOneof("event") == "error" for event in step.events):
+            break
+    return told
+
+
 @pytest.mark.parametrize("corrupted", [0, 1])
 def test_a_recording_names_the_step_in_which_one_rank_decided_otherwise(
     tmp_path: Path, model: Path, corrupted: int
 ) -> None:
-    """If it was rank 0, its recording does not do the same again."""
+    """And no token of it left. If it was rank 0, its recording does not do the same again."""
     cache = {"tokens_per_block": 4, "max_tokens": 4096, "recording_dir": str(tmp_path)}
-    wrong = ("tests.worker.corrupted_rank", "4")
+    wrong = ("tests.worker.corrupted_rank", "8")
     with two_ranks(tmp_path, model, corrupted, wrong, kv_cache_config=cache) as ranks:
         Engine(ranks.grpc, MODEL_NAME).answer([1, 2, 3], 2)
-        with OpenEngine(ranks.grpc) as client:
-            last = client.answer(generate_request([5, 6, 7, 8, 9], 8))[-1]
+        with Edge(ranks.grpc) as edge:
+            edge.submit([5, 6, 7, 8, 9], link_pb2.PHASE_AGGREGATED, 24)
+            steps = steps_of_one_request(edge)
         assert ranks.processes[0].wait(READY_S) == ExitCode.FAILED
     code, told = replayed(tmp_path)
 
-    failure = told["failure"]
-    assert failure["plan"] >= 4
+    failure, last = told["failure"], steps[-1].events[-1]
+    assert failure["plan"] >= 8
+    assert 4 <= steps[-2].number < failure["plan"]
+    assert not steps[-1].handles
     assert failure["why"] == last.error.message
     assert last.error.retryable
     assert failure["rank"] == 1
