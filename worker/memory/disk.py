@@ -64,7 +64,7 @@ class DiskFile:
             raise DiskError(f"writing page {page}: {error.strerror}") from error
         if written != self.stride:
             raise DiskError(f"writing page {page}: {written} of {self.stride} bytes")
-        self._checksums[page] = zlib.crc32(content[: self.page_bytes])
+        self._checksums[page] = zlib.crc32(content[: self.page_bytes].data)
 
     def read(self, page: int, into: Bytes) -> None:
         """`into`: `stride` bytes of aligned memory. Raises DiskError."""
@@ -75,7 +75,7 @@ class DiskFile:
             read = self._preadv(into, page * self.stride)
         except OSError as error:
             raise DiskError(f"reading page {page}: {error.strerror}") from error
-        if read != self.stride or zlib.crc32(into[: self.page_bytes]) != expected:
+        if read != self.stride or zlib.crc32(into[: self.page_bytes].data) != expected:
             raise DiskError(f"page {page} does not read as it was written")
 
     def _pwrite(self, content: Bytes, offset: int) -> int:

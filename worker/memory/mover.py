@@ -1,9 +1,9 @@
 """Copies pages between the tiers of one rank, beside its engine thread.
 
 Two threads, each in the order in which it is given work. The first copies memory and never waits for the disk; the
-second reads and writes the disk, and touches no page of a tier itself: what goes to the disk was put aside for it by the
-first, and what it read is put in place by the first. So copies that share a page happen in the order of their numbers,
-a stalled disk holds up nothing else, and what a stalled call does late, it does to memory that nobody looks at.
+second reads and writes the disk, and touches no page of a tier itself: what goes to the disk was put aside for it by
+the first, and what it read is put in place by the first. So copies that share a page happen in the order of their
+numbers, a stalled disk holds up nothing else, and what a stalled call does late, it does to memory that nobody needs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ CLOSE_DEADLINE_S = 5.0
 
 @dataclass(slots=True, eq=False)
 class _Copy:
-    """`left`: its source pages of the device are read. `lock`: held while pages of a tier are touched, and to end it."""
+    """`left`: its source pages of the device are read. `lock`: held while pages of a tier are touched, and to end it.
+
+    `good`, `why`: what its threads know so far.
+    """
 
     work: CopyWork
     deadline_s: float
@@ -41,6 +44,10 @@ class _Copy:
     aside: Bytes | None = None
     good: int = 0
     why: str = ""
+
+
+_Steps = queue.SimpleQueue["tuple[Callable[[_Copy], None], _Copy] | None"]
+"""What a thread has to do, and for which copy."""
 
 
 class Mover:
@@ -64,18 +71,18 @@ class Mover:
         self._disk = disk
         self._on_ended = on_ended
         self._deadline_s = deadline_s
-        self._stream = torch.cuda.Stream(pages.device) if pages.is_cuda else None
+        self._stream = torch.cuda.Stream(pages.device) if pages.is_cuda else None  # type: ignore[no-untyped-call]
         self._running: dict[int, _Copy] = {}
         self._lock = threading.Lock()
         self._closing = threading.Event()
-        self._to_memory: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._to_disk: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._to_memory: _Steps = queue.SimpleQueue()
+        self._to_disk: _Steps = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=_work, args=(self._to_memory,), name="copies", daemon=True),
+            threading.Thread(target=self._work, args=(self._to_memory,), name="copies", daemon=True),
             threading.Thread(target=self._watch, name="copies-watch", daemon=True),
         ]
         if disk is not None:
-            self._threads.append(threading.Thread(target=_work, args=(self._to_disk,), name="disk", daemon=True))
+            self._threads.append(threading.Thread(target=self._work, args=(self._to_disk,), name="disk", daemon=True))
         for thread in self._threads:
             thread.start()
 
@@ -90,7 +97,7 @@ class Mover:
             copy = _Copy(work, time.monotonic() + self._deadline_s, computed)
             with self._lock:
                 self._running[work.number] = copy
-            self._to_memory.put(lambda copy=copy: self._begin(copy))  # type: ignore[misc]
+            self._to_memory.put((self._begin, copy))
 
     def wait_for(self, pages: Int32s) -> None:
         """Returns once no running copy has still to read any of these pages of the device."""
@@ -115,7 +122,7 @@ class Mover:
     def _begin(self, copy: _Copy) -> None:
         work = copy.work
         if work.source is Tier.DISK:
-            self._to_disk.put(lambda: self._read(copy))
+            self._to_disk.put((self._read, copy))
             return
         with copy.lock:
             if copy.ended:
@@ -134,9 +141,9 @@ class Mover:
                     self._arrived[work.targets[: copy.good]] = True
         copy.left.set()
         if work.target is Tier.DISK:
-            self._to_disk.put(lambda: self._write(copy))
+            self._to_disk.put((self._write, copy))
         else:
-            self._end(copy)
+            self._end(copy, copy.good, copy.why)
 
     def _num_arrived(self, work: CopyWork) -> int:
         """How many of the first sources hold what they should."""
@@ -160,7 +167,7 @@ class Mover:
                 pages = torch.from_numpy(copy.aside)[:, : self._memory[Tier.DEVICE].shape[1]]
                 sources = np.arange(copy.good, dtype=np.int32)
                 self._transfer(copy, pages, sources, self._memory[Tier.DEVICE], copy.work.targets)
-        self._end(copy)
+        self._end(copy, copy.good, copy.why)
 
     def _transfer(
         self, copy: _Copy, source: torch.Tensor, sources: Int32s, target: torch.Tensor, targets: Int32s
@@ -183,14 +190,16 @@ class Mover:
 
     def _write(self, copy: _Copy) -> None:
         assert self._disk is not None
-        assert copy.aside is not None
+        aside = copy.aside
+        if aside is None:
+            return
         for index, page in enumerate(copy.work.targets[: copy.good].tolist()):
             try:
-                self._disk.write(page, copy.aside[index])
+                self._disk.write(page, aside[index])
             except DiskError as error:
                 copy.good, copy.why = index, str(error)
                 break
-        self._end(copy)
+        self._end(copy, copy.good, copy.why)
 
     def _read(self, copy: _Copy) -> None:
         assert self._disk is not None
@@ -207,11 +216,20 @@ class Mover:
                 break
             good += 1
         copy.good, copy.aside = good, aside
-        self._to_memory.put(lambda: self._put_in_place(copy))
+        self._to_memory.put((self._put_in_place, copy))
 
     # On any thread.
 
-    def _end(self, copy: _Copy) -> None:
+    def _work(self, steps: _Steps) -> None:
+        while (step := steps.get()) is not None:
+            do, copy = step
+            try:
+                do(copy)
+            except Exception as error:  # noqa: BLE001 - the outermost loop of its thread
+                self._end(copy, 0, repr(error))
+
+    def _end(self, copy: _Copy, good: int, why: str) -> None:
+        """The first `good` pages are in place. The first to say how it ended is right."""
         with copy.lock:
             if copy.ended:
                 return
@@ -220,7 +238,7 @@ class Mover:
         copy.left.set()
         with self._lock:
             del self._running[copy.work.number]
-        self._on_ended(CopyEnded(copy.work.number, copy.good, copy.why))
+        self._on_ended(CopyEnded(copy.work.number, good, why))
 
     def _watch(self) -> None:
         while not self._closing.wait(WATCH_EVERY_S):
@@ -228,16 +246,7 @@ class Mover:
             with self._lock:
                 late = [copy for copy in self._running.values() if copy.deadline_s < now_s]
             for copy in late:
-                with copy.lock:
-                    if copy.ended:
-                        continue
-                    copy.good, copy.why = 0, f"not done after {self._deadline_s:g} s"
-                self._end(copy)
-
-
-def _work(tasks: queue.SimpleQueue[Callable[[], None] | None]) -> None:
-    while (task := tasks.get()) is not None:
-        task()
+                self._end(copy, 0, f"not done after {self._deadline_s:g} s")
 
 
 def _neighbours(sources: Int32s, targets: Int32s) -> Iterable[tuple[int, int, int]]:
