@@ -45,7 +45,8 @@ class Admission:
             match = cache.match(live.request.salt, tokens, usable // self._block)
         num_cold = cache.num_cold(match)
         needed = -(-len(tokens) // self._block) - match.blocks + num_cold
-        if not live.pulls and not num_cold:
+        # What is copied is copied in this plan: a request that waits for its path has no page to copy it to.
+        if not live.pulls and cache.is_loaded(match):
             part = cache.match_within(match, tokens[match.blocks * self._block : usable])
             if part is not None:
                 cost = needed + newly_held(part.run, part.index + 1)

@@ -79,9 +79,9 @@ class KvCache:
         """Blocks of the path to there that are not on the device."""
         return sum([part.stop - part.start for part in cold_segments(hold.run, hold.length)])
 
-    def is_loaded(self, hold: Hold) -> bool:
+    def is_loaded(self, hold: Hold | Match) -> bool:
         """All blocks of the path to there can be read on the device."""
-        return not self.num_cold(hold) and self.pools.is_ready(path_pages(hold))
+        return not self.num_cold(hold) and (not self.pools.copies.num_loads or self.pools.is_ready(path_pages(hold)))
 
     def count_match(self, hold: Hold, uncached_tokens: int) -> None:
         """A request was admitted behind `hold`, with so many prompt tokens to compute."""

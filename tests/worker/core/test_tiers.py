@@ -445,3 +445,28 @@ def test_what_moved_down_and_came_back_has_its_owner_and_priority_still() -> Non
     assert tiers(tree.tree, 1, 1, 2, 2) == [DEVICE, DEVICE]
     assert tree.tree.owners.blocks("child") == 2
     assert hold.run.stretches.priority_at(1) == 60 != DEFAULT_PRIORITY
+
+
+def test_no_page_is_copied_for_a_request_whose_path_still_comes_back() -> None:
+    """The block to copy is there already: its copy was faster than that of the block before it."""
+    engine = make_engine(num_pages=6, num_host_pages=6, enable_partial_reuse=True, max_onboard_pages_per_plan=1)
+    engine.submit(1, [1, 1, 2, 2, 3], max_tokens=1)
+    engine.run()
+    engine.submit(2, [7] * 11, max_tokens=1)
+    engine.run()
+    engine.end_copies()
+    engine.run()
+    engine.submit(3, [1, 1, 2, 2, 4], max_tokens=1)
+    engine.step()
+    engine.step()
+    running = engine.replica.cache.pools.copies.running
+    first, second = [number for number, copy in running.items() if copy.work.target is DEVICE]
+    engine.scheduler.copied(second, 1)
+    engine.submit(4, [1, 1, 2, 8], max_tokens=1)
+
+    engine.step()
+    assert engine.replica.sequences[RequestKey(4)].loading
+    engine.scheduler.copied(first, 1)
+    told = engine.run()
+
+    assert {output.key for output in told if isinstance(output, Finished)} == {3, 4}
