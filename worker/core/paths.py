@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from worker.core.arrays import Int32s
+from worker.core.arrays import EMPTY, Int32s
 from worker.core.runs import Hold, Match, PartMatch, Run, Segment
 from worker.core.tiers import Tier
 
@@ -88,9 +88,11 @@ def newly_held(run: Run | None, length: int) -> int:
     return max(0, warm - held)
 
 
-def path_pages(hold: Hold) -> Int32s:
-    """Pages of the held path, from the root, each in the tier that its block is in."""
+def path_pages(hold: Hold | Match) -> Int32s:
+    """Pages of the path to there, from the root, each in the tier that its block is in."""
     run = hold.run
+    if run is None:
+        return EMPTY
     # Arrays are buffers, which their type does not say.
     parts: list[Any] = [run.pages.view[: hold.length]]
     ancestor = run.parent
