@@ -22,6 +22,7 @@ PARTS = {
     "worker": "bench.worker",
     "handoff": "bench.handoff",
     "kv": "bench.kv.report",
+    "tiers": "bench.tiers",
 }
 REPLAYING = ("kv",)
 """Parts that take a trace."""
