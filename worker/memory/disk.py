@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import mmap
 import os
@@ -13,8 +12,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from worker.core.arrays import Int32s
+
 ALIGNMENT = 4096
 NEVER_WRITTEN = -1
+CLOSED = -1
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -46,14 +48,18 @@ class DiskFile:
         try:
             self._fd, self.is_direct = _create(path)
             try:
+                # Before it grows: a process that is killed here leaves no large file behind.
+                os.unlink(path)
                 os.posix_fallocate(self._fd, 0, size)
             except OSError:
-                os.close(self._fd)
+                self.close()
                 raise
-            finally:
-                os.unlink(path)
         except OSError as error:
             raise DiskError(f"{folder} cannot hold a disk tier of {size} bytes: {error.strerror}") from error
+
+    def forget(self, pages: Int32s) -> None:
+        """They hold nothing until they are written again."""
+        self._checksums[pages] = NEVER_WRITTEN
 
     def write(self, page: int, content: Bytes) -> None:
         """`content`: `stride` bytes of aligned memory. Raises DiskError; the page holds nothing then."""
@@ -85,8 +91,10 @@ class DiskFile:
         return os.preadv(self._fd, [into.data], offset)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
+        """Nothing is read or written any more: to try raises DiskError."""
+        if self._fd != CLOSED:
             os.close(self._fd)
+            self._fd = CLOSED
 
 
 def _create(path: Path) -> tuple[int, bool]:

@@ -1,9 +1,12 @@
 """Copies pages between the tiers of one rank, beside its engine thread.
 
 Two threads, each in the order in which it is given work. The first copies memory and never waits for the disk; the
-second reads and writes the disk, and touches no page of a tier itself: what goes to the disk was put aside for it by
+second reads and writes the disk, and touches no page in memory itself: what goes to the disk was put aside for it by
 the first, and what it read is put in place by the first. So copies that share a page happen in the order of their
 numbers, a stalled disk holds up nothing else, and what a stalled call does late, it does to memory that nobody needs.
+
+A page of host or disk that a copy should have filled and did not holds nothing, whatever was there before: a copy that
+was asked for before the failure was known may still read it, and must not take an older block's bytes for good.
 """
 
 from __future__ import annotations
@@ -100,21 +103,25 @@ class Mover:
             self._to_memory.put((self._begin, copy))
 
     def wait_for(self, pages: Int32s) -> None:
-        """Returns once no running copy has still to read any of these pages of the device."""
+        """Returns once no running copy has still to read any of these pages of the device.
+
+        Only a device that copies no more makes it last; the step is overdue then, and its group ends for that.
+        """
         with self._lock:
             leaving = [copy for copy in self._running.values() if copy.work.source is Tier.DEVICE]
         for copy in leaving:
             if not copy.left.is_set() and np.isin(copy.work.sources, pages).any():
-                copy.left.wait(self._deadline_s)
+                copy.left.wait()
 
     def close(self) -> None:
-        """What runs may never be told to have ended."""
+        """What runs may never be told to have ended, and what has not begun never begins."""
         self._closing.set()
         self._to_memory.put(None)
         self._to_disk.put(None)
         for thread in self._threads:
             thread.join(CLOSE_DEADLINE_S)
-        if self._disk is not None:
+        # A call that is stuck in the disk keeps the descriptor, whose number would soon be another file's.
+        if self._disk is not None and not any(thread.is_alive() for thread in self._threads):
             self._disk.close()
 
     # On the memory thread.
@@ -124,26 +131,32 @@ class Mover:
         if work.source is Tier.DISK:
             self._to_disk.put((self._read, copy))
             return
-        with copy.lock:
-            if copy.ended:
-                copy.left.set()
-                return
-            copy.good = self._num_arrived(work)
-            if copy.good < len(work.sources):
-                copy.why = f"page {work.sources[copy.good]} of the host never arrived there"
+        if work.target is Tier.HOST:
+            self._arrived[work.targets] = False
+        try:
+            with copy.lock:
+                if not copy.ended:
+                    self._leave(copy)
+        finally:
+            copy.left.set()
             if work.target is Tier.DISK:
-                copy.aside = self._put_aside(copy)
-            else:
-                if work.target is Tier.HOST:
-                    self._arrived[work.targets] = False
-                self._transfer(copy, self._memory[work.source], work.sources, self._memory[work.target], work.targets)
-                if work.target is Tier.HOST:
-                    self._arrived[work.targets[: copy.good]] = True
-        copy.left.set()
-        if work.target is Tier.DISK:
-            self._to_disk.put((self._write, copy))
-        else:
+                # Where nothing was put aside too: its pages hold nothing from now on.
+                self._to_disk.put((self._write, copy))
+        if work.target is not Tier.DISK:
             self._end(copy, copy.good, copy.why)
+
+    def _leave(self, copy: _Copy) -> None:
+        """Its sources are read: they are in its targets, or aside."""
+        work = copy.work
+        copy.good = self._num_arrived(work)
+        if copy.good < len(work.sources):
+            copy.why = f"page {work.sources[copy.good]} of the host never arrived there"
+        if work.target is Tier.DISK:
+            copy.aside = self._put_aside(copy)
+            return
+        self._transfer(copy, self._memory[work.source], work.sources, self._memory[work.target], work.targets)
+        if work.target is Tier.HOST:
+            self._arrived[work.targets[: copy.good]] = True
 
     def _num_arrived(self, work: CopyWork) -> int:
         """How many of the first sources hold what they should."""
@@ -190,10 +203,13 @@ class Mover:
 
     def _write(self, copy: _Copy) -> None:
         assert self._disk is not None
+        self._disk.forget(copy.work.targets)
         aside = copy.aside
         if aside is None:
             return
         for index, page in enumerate(copy.work.targets[: copy.good].tolist()):
+            if copy.ended:
+                return
             try:
                 self._disk.write(page, aside[index])
             except DiskError as error:
@@ -221,7 +237,7 @@ class Mover:
     # On any thread.
 
     def _work(self, steps: _Steps) -> None:
-        while (step := steps.get()) is not None:
+        while (step := steps.get()) is not None and not self._closing.is_set():
             do, copy = step
             try:
                 do(copy)

@@ -80,6 +80,28 @@ def test_a_page_that_was_never_written_is_not_read(disk: DiskFile) -> None:
         disk.read(3, aligned(disk.stride))
 
 
+def test_pages_that_were_forgotten_are_not_read(disk: DiskFile) -> None:
+    for number in range(NUM_PAGES):
+        disk.write(number, page_of(disk, number))
+
+    disk.forget(np.array([1, 2], np.int32))
+
+    disk.read(3, aligned(disk.stride))
+    with pytest.raises(DiskError, match="page 2 was never written"):
+        disk.read(2, aligned(disk.stride))
+
+
+def test_a_closed_file_is_closed_once_and_touches_no_file_that_got_its_number(tmp_path: Path) -> None:
+    disk = DiskFile(tmp_path, NUM_PAGES, PAGE_BYTES)
+    disk.close()
+    with (tmp_path / "another").open("w+b") as another:
+        with pytest.raises(DiskError, match="writing page 0: Bad file descriptor"):
+            disk.write(0, page_of(disk, 0))
+        disk.close()
+
+        assert os.fstat(another.fileno()).st_size == 0
+
+
 def test_a_file_that_was_cut_gives_no_page(disk: DiskFile, tmp_path: Path) -> None:
     disk.write(3, page_of(disk, 0))
     os.truncate(opened(tmp_path), 2 * disk.stride)
@@ -91,7 +113,8 @@ def test_a_file_that_was_cut_gives_no_page(disk: DiskFile, tmp_path: Path) -> No
 def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
-    for folder in (tmp_path / "missing", tmp_path / "file"):
+    # Not even root makes files in the last one.
+    for folder in (tmp_path / "missing", tmp_path / "file", Path("/sys/kernel")):
         with pytest.raises(DiskError, match=f"{folder} cannot hold a disk tier of 32768 bytes"):
             DiskFile(folder, NUM_PAGES, PAGE_BYTES)
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,12 +32,14 @@ DEADLINE_S = 5.0
 class Rank:
     """Pages of three tiers, and what the mover says."""
 
-    def __init__(self, folder: Path, disk: DiskFile | None = None, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(
+        self, folder: Path, disk: DiskFile | None = None, deadline_s: float = DEADLINE_S, mover: type[Mover] = Mover
+    ) -> None:
         self.pool = DevicePool(LAYOUT, DEVICE_PAGES, CPU)
         self.host = HostPool(LAYOUT, HOST_PAGES, CPU)
         self.disk = disk or DiskFile(folder, DISK_PAGES, LAYOUT.page_bytes)
         self.ended: queue.SimpleQueue[CopyEnded] = queue.SimpleQueue()
-        self.mover = Mover(self.pool, self.host, self.disk, self.ended.put, deadline_s=deadline_s)
+        self.mover = mover(self.pool, self.host, self.disk, self.ended.put, deadline_s=deadline_s)
         self.pages = self.pool.tensor.view(DEVICE_PAGES, -1)
         self._number = 0
 
@@ -104,6 +107,32 @@ class Fails(DiskFile):
         if page >= 2:
             raise self.error
         super().write(page, content)
+
+
+class FailsOnce(DiskFile):
+    """Once it `fails`, takes page 2 no more."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, DISK_PAGES, LAYOUT.page_bytes)
+        self.fails = False
+
+    def write(self, page: int, content: Bytes) -> None:
+        if self.fails and page == 2:
+            raise DiskError("no room")
+        super().write(page, content)
+
+
+class LateMover(Mover):
+    """Begins no copy before `go` is set."""
+
+    def __init__(self, *parts: Any, deadline_s: float) -> None:
+        self.go = threading.Event()
+        self.go.set()
+        super().__init__(*parts, deadline_s=deadline_s)
+
+    def _begin(self, copy: Any) -> None:
+        assert self.go.wait(4 * DEADLINE_S)
+        super()._begin(copy)
 
 
 @pytest.mark.parametrize("way", [[Tier.HOST], [Tier.DISK], [Tier.HOST, Tier.DISK]])
@@ -213,6 +242,53 @@ def test_a_write_that_stalls_holds_up_no_page_of_the_device(tmp_path: Path) -> N
     disk.go.set()
     assert disk.done.wait(DEADLINE_S)
     assert rank.ended.empty()
+    rank.mover.close()
+
+
+def test_what_read_a_page_before_its_write_was_known_to_fail_does_not_get_what_was_there_before(
+    tmp_path: Path,
+) -> None:
+    rank = Rank(tmp_path, FailsOnce(tmp_path))
+    rank.fill(0, 1.0)
+    assert rank.move(Tier.DEVICE, Tier.DISK, [0, 0, 0], [1, 2, 3]).good == 3
+    rank.disk.fails = True  # type: ignore[attr-defined]
+
+    failed = rank.move(Tier.DEVICE, Tier.DISK, [0, 0, 0], [1, 2, 3])
+
+    assert (failed.good, failed.why) == (1, "no room")
+    assert rank.move(Tier.DISK, Tier.DEVICE, [1], [4]).good == 1
+    for page in (2, 3):
+        assert rank.move(Tier.DISK, Tier.DEVICE, [page], [4]).why == f"page {page} was never written"
+    rank.mover.close()
+
+
+@pytest.mark.parametrize("target", [Tier.HOST, Tier.DISK])
+def test_a_copy_given_up_before_it_began_leaves_nothing_in_its_pages(tmp_path: Path, target: Tier) -> None:
+    rank = Rank(tmp_path, mover=LateMover, deadline_s=0.3)
+    assert isinstance(rank.mover, LateMover)
+    rank.fill(0, 1.0)
+    rank.move(Tier.DEVICE, target, [0], [2])
+    rank.mover.go.clear()
+
+    given_up = rank.move(Tier.DEVICE, target, [0], [2])
+    rank.submit(target, Tier.DEVICE, [2], [4])
+    rank.mover.go.set()
+
+    assert (given_up.good, given_up.why) == (0, "not done after 0.3 s")
+    assert rank.next_ended().good == 0
+    rank.mover.close()
+
+
+def test_a_write_that_ends_after_its_deadline_stops_there(tmp_path: Path) -> None:
+    disk = Stalls(tmp_path, "write")
+    rank = Rank(tmp_path, disk, deadline_s=0.3)
+    rank.submit(Tier.DEVICE, Tier.DISK, [0, 1], [0, 1])
+    assert rank.next_ended().good == 0
+
+    disk.go.set()
+    rank.move(Tier.DEVICE, Tier.DISK, [2], [2])
+
+    assert rank.move(Tier.DISK, Tier.DEVICE, [1], [4]).why == "page 1 was never written"
     rank.mover.close()
 
 
