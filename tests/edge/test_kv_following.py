@@ -42,6 +42,11 @@ def skip_a_batch(worker: KvWorker) -> None:
     follower._next += 1
 
 
+def store_unsaid(worker: KvWorker, path: tuple[int, ...]) -> None:
+    """The cache holds what no event told of."""
+    worker.cache.store(path)
+
+
 @pytest.mark.anyio
 @both
 async def test_an_edge_knows_what_a_worker_held_and_what_changes(protocol: Spoken) -> None:
@@ -119,6 +124,20 @@ async def test_a_batch_that_the_worker_leaves_out_is_asked_for_again() -> None:
         await worker.store(4)
         await until(lambda: known(driver, 2, 3) == 2)
         assert driver.fleet.kv.workers[WorkerId(address)].gaps == 1
+
+
+@pytest.mark.anyio
+@both
+async def test_blocks_behind_an_unknown_one_are_mended_by_a_snapshot(protocol: Spoken) -> None:
+    worker = KvWorker("one")
+    await worker.store(1)
+    async with serving(worker) as address, linked_driver([address], [address], protocol=protocol) as driver:
+        await until(lambda: known(driver, 1) == 1)
+        await worker.on_loop(lambda: store_unsaid(worker, (2, 3)))
+        await worker.store(2, 3, 4)
+        await until(lambda: known(driver, 2, 3, 4) == 3)
+        follower = driver.fleet.kv.workers[WorkerId(address)]
+        assert (follower.unknown_parents, follower.gaps, follower.snapshots) == (1, 0, 2)
 
 
 @pytest.mark.anyio

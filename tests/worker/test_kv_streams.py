@@ -11,10 +11,11 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from enginelink.block_keys import BlockScope, block_keys, scope_key
 from enginelink.v1 import link_pb2
-from openengine.v1 import error_pb2, generation_pb2, kv_pb2
+from openengine.v1 import error_pb2, generation_pb2, kv_pb2, service_pb2_grpc
 from tests.tiny_models import make_tiny_model
 from tests.worker.clients import DEADLINE_S, Edge, OpenEngine, generate_request, status_of
 from tests.worker.running import Running, worker
@@ -37,7 +38,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 def new_prompt(tokens: int = 12) -> list[int]:
     """One that no test has used before."""
-    return [next(_firsts), *range(40, 39 + tokens)]
+    number = next(_firsts)
+    return [number // 200, number % 200, *(40 + place % 200 for place in range(tokens - 2))]
 
 
 def keys_of(prompt: Sequence[int], salt: str = SALT) -> list[bytes]:
@@ -54,6 +56,13 @@ def clear(running: Running) -> None:
     request = urllib.request.Request(f"http://{running.admin}/kinroute/v1/cache/clear", method="POST")
     with urllib.request.urlopen(request, timeout=30.0):  # noqa: S310 - the worker under test
         pass
+
+
+def metric(running: Running, name: str, **labels: str) -> float:
+    with urllib.request.urlopen(f"http://{running.admin}/metrics", timeout=30.0) as response:
+        families = text_string_to_metric_families(response.read().decode())
+        samples = [sample for family in families for sample in family.samples]
+    return next(one.value for one in samples if one.name == name and one.labels == labels)
 
 
 def next_batch(events: Iterator[link_pb2.KvEvents]) -> link_pb2.KvEvents:
@@ -170,6 +179,41 @@ def test_an_openengine_subscriber_gets_a_snapshot_and_then_what_changes(running:
     assert (told.block_size, told.medium) == (BLOCK, kv_pb2.STORAGE_MEDIUM_GPU)
 
 
+def changed(held: set[bytes], batch: kv_pb2.KvEventBatch) -> set[bytes]:
+    """What a cache of one tier holds after `batch`."""
+    for event in batch.events:
+        stored, removed = event.block_stored.block_hashes, event.block_removed.block_hashes
+        held = (held | {one.value for one in stored}) - {one.value for one in removed}
+        if event.HasField("all_blocks_cleared"):
+            held = set()
+    return held
+
+
+def test_who_applies_every_batch_knows_what_a_new_snapshot_holds(running: Running) -> None:
+    """Through evictions and a cleared cache; numbers rise by one."""
+    with OpenEngine(running.grpc) as client:
+        stream = subscribe(client, include_snapshot=True)
+        first = next(stream).batch
+        for number in range(12):
+            answer(running, new_prompt(200))
+            if number == 5:
+                clear(running)
+        later = subscribe(client, include_snapshot=True)
+        snapshot = next(later).batch
+        later.cancel()
+
+        held, sequence, removals = changed(set(), first), first.sequence_number, 0
+        while sequence < snapshot.sequence_number:
+            batch = next(stream).batch
+            assert batch.sequence_number == sequence + 1
+            held, sequence = changed(held, batch), batch.sequence_number
+            removals += sum(event.HasField("block_removed") for event in batch.events)
+        stream.cancel()
+    clear(running)
+    assert held == changed(set(), snapshot)
+    assert removals > 0
+
+
 def test_blocks_behind_others_name_the_one_in_front_of_them(running: Running) -> None:
     prompt = new_prompt(8)
     answer(running, prompt)
@@ -195,6 +239,28 @@ def test_a_start_number_that_is_not_kept_is_one_terminal_error(running: Running)
             [response] = list(subscribe(client, start_sequence_number=number))
             assert response.error.code == error_pb2.ERROR_CODE_INVALID_ARGUMENT
             assert "start_sequence_number" in response.error.message
+
+
+def test_a_subscriber_that_reads_too_slowly_gets_what_it_was_sent_and_then_one_terminal_error(tmp_path: Path) -> None:
+    cache = {"tokens_per_block": 1, "max_tokens": 4096, "event_buffer_max_size": 2}
+    little = (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 16_384))
+    with worker(tmp_path, make_tiny_model(tmp_path / "model"), kv_cache_config=cache) as slow:
+        slow.wait_for("ready")
+        with grpc.insecure_channel(slow.grpc, options=little) as channel:
+            asked = kv_pb2.SubscribeKvEventsRequest(include_snapshot=True)
+            stream = service_pb2_grpc.ControlStub(channel).SubscribeKvEvents(asked, timeout=DEADLINE_S)
+            first = next(stream).batch
+            for _ in range(12):
+                answer(slow, new_prompt(400))
+            responses = list(stream)
+
+        *batches, last = responses
+        numbers = [one.batch.sequence_number for one in batches]
+        assert numbers == list(range(first.sequence_number + 1, first.sequence_number + 1 + len(batches)))
+        assert last.error.code == error_pb2.ERROR_CODE_OVERLOADED
+        assert last.error.retryable
+        assert metric(slow, "kinroute_worker_kv_followers_dropped_total", protocol="openengine", why="behind") == 1
+        assert metric(slow, "kinroute_worker_kv_followers", protocol="openengine") == 0
 
 
 def test_a_start_number_that_is_kept_needs_no_snapshot(running: Running) -> None:
