@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -11,6 +15,7 @@ from hypothesis import strategies as st
 
 from enginelink.block_keys import BlockKey, BlockScope, block_keys, scope_key
 
+KV_EVENTS = Path(__file__).parents[2] / "docs" / "kv_events.md"
 ROOT = scope_key(BlockScope())
 
 
@@ -27,6 +32,19 @@ def test_a_key_is_the_hash_of_the_key_before_and_of_the_framed_tokens() -> None:
 
     assert first == hashlib.sha256(ROOT + struct.pack("<Q", 8) + packed(1, 2)).digest()
     assert second == hashlib.sha256(first + struct.pack("<Q", 8) + packed(3, 4)).digest()
+
+
+def test_the_documented_program_prints_what_it_says_and_what_the_rule_gives() -> None:
+    text = KV_EVENTS.read_text()
+    [program] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    [printed] = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
+
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    scope = scope_key(BlockScope(b"tenant-a"))
+    keys = [scope, *block_keys(scope, packed(1, 2, 3, 4, 5, 6, 7, 8, 9), 4)]
+    assert ran.stdout == printed
+    assert [line.split()[1] for line in printed.splitlines()] == [key.hex() for key in keys]
 
 
 def test_the_rule_is_the_same_in_every_release() -> None:
