@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import structlog
 import torch
 
 from worker.core.arrays import Int32s
@@ -28,7 +29,9 @@ from worker.memory.disk import Bytes, DiskError, DiskFile, aligned
 from worker.memory.host import HostPool
 
 WATCH_EVERY_S = 0.05
-CLOSE_DEADLINE_S = 5.0
+CLOSE_DEADLINE_S = 2.0
+
+log = structlog.get_logger()
 
 
 @dataclass(slots=True, eq=False)
@@ -96,8 +99,7 @@ class Mover:
     def submit(self, copies: Sequence[CopyWork]) -> None:
         """Begin these, in their order; returns at once."""
         for work in copies:
-            computed = torch.cuda.current_stream().record_event() if self._stream is not None else None
-            copy = _Copy(work, time.monotonic() + self._deadline_s, computed)
+            copy = _Copy(work, time.monotonic() + self._deadline_s, self._computed())
             with self._lock:
                 self._running[work.number] = copy
             self._to_memory.put((self._begin, copy))
@@ -123,6 +125,10 @@ class Mover:
         # A call that is stuck in the disk keeps the descriptor, whose number would soon be another file's.
         if self._disk is not None and not any(thread.is_alive() for thread in self._threads):
             self._disk.close()
+
+    def _computed(self) -> torch.cuda.Event | None:
+        """When the device has done what it has been told to compute so far."""
+        return None if self._stream is None else torch.cuda.current_stream(self._stream.device).record_event()
 
     # On the memory thread.
 
@@ -238,11 +244,14 @@ class Mover:
 
     def _work(self, steps: _Steps) -> None:
         while (step := steps.get()) is not None and not self._closing.is_set():
-            do, copy = step
-            try:
-                do(copy)
-            except Exception as error:  # noqa: BLE001 - the outermost loop of its thread
-                self._end(copy, 0, repr(error))
+            self._carry_out(*step)
+
+    def _carry_out(self, do: Callable[[_Copy], None], copy: _Copy) -> None:
+        try:
+            do(copy)
+        except Exception as error:
+            log.error("a copy between tiers failed", number=copy.work.number, exc_info=error)
+            self._end(copy, 0, repr(error))
 
     def _end(self, copy: _Copy, good: int, why: str) -> None:
         """The first `good` pages are in place. The first to say how it ended is right."""
@@ -262,7 +271,12 @@ class Mover:
             with self._lock:
                 late = [copy for copy in self._running.values() if copy.deadline_s < now_s]
             for copy in late:
-                self._end(copy, 0, f"not done after {self._deadline_s:g} s")
+                # One that touches pages right now cannot end before it is through; the others do not wait for that.
+                if not copy.lock.locked():
+                    self._carry_out(self._give_up, copy)
+
+    def _give_up(self, copy: _Copy) -> None:
+        self._end(copy, 0, f"not done after {self._deadline_s:g} s")
 
 
 def _neighbours(sources: Int32s, targets: Int32s) -> Iterable[tuple[int, int, int]]:

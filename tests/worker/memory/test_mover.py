@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import random
 import threading
@@ -133,6 +134,20 @@ class LateMover(Mover):
     def _begin(self, copy: Any) -> None:
         assert self.go.wait(4 * DEADLINE_S)
         super()._begin(copy)
+
+
+class StuckMover(Mover):
+    """Its memory thread touches no page before `go` is set."""
+
+    def __init__(self, *parts: Any, deadline_s: float) -> None:
+        self.go = threading.Event()
+        self.stuck = threading.Event()
+        super().__init__(*parts, deadline_s=deadline_s)
+
+    def _transfer(self, *what: Any) -> None:
+        self.stuck.set()
+        assert self.go.wait(4 * DEADLINE_S)
+        super()._transfer(*what)
 
 
 @pytest.mark.parametrize("way", [[Tier.HOST], [Tier.DISK], [Tier.HOST, Tier.DISK]])
@@ -290,6 +305,81 @@ def test_a_write_that_ends_after_its_deadline_stops_there(tmp_path: Path) -> Non
 
     assert rank.move(Tier.DISK, Tier.DEVICE, [1], [4]).why == "page 1 was never written"
     rank.mover.close()
+
+
+def test_behind_a_copy_that_is_stuck_while_it_touches_pages_the_others_end_at_their_deadline(tmp_path: Path) -> None:
+    """The stuck one does not end before it is through, so nobody is given pages that it still writes to."""
+    rank = Rank(tmp_path, mover=StuckMover, deadline_s=0.3)
+    assert isinstance(rank.mover, StuckMover)
+    rank.submit(Tier.DEVICE, Tier.HOST, [0], [0])
+    assert rank.mover.stuck.wait(DEADLINE_S)
+
+    behind = rank.move(Tier.DEVICE, Tier.HOST, [1], [1])
+
+    assert behind == CopyEnded(2, 0, "not done after 0.3 s")
+    assert rank.mover.num_running == 1
+    rank.mover.go.set()
+    assert rank.next_ended() == CopyEnded(1, 1)
+    rank.mover.close()
+
+
+def test_a_page_of_the_device_is_not_written_while_a_copy_that_is_stuck_may_read_it(tmp_path: Path) -> None:
+    rank = Rank(tmp_path, mover=StuckMover, deadline_s=0.1)
+    assert isinstance(rank.mover, StuckMover)
+    rank.fill(0, 1.0)
+    rank.submit(Tier.DEVICE, Tier.HOST, [0], [0])
+
+    def overwrite() -> None:
+        rank.mover.wait_for(np.array([0], np.int32))
+        rank.fill(0, 2.0)
+
+    engine = threading.Thread(target=overwrite)
+    engine.start()
+    engine.join(0.4)
+    assert engine.is_alive()
+    rank.mover.go.set()
+    assert rank.next_ended().good == 1
+    engine.join(DEADLINE_S)
+
+    rank.move(Tier.HOST, Tier.DEVICE, [0], [4])
+    assert rank.holds(4, 1.0)
+    rank.mover.close()
+
+
+def test_who_cannot_be_told_of_one_copy_is_told_of_the_next_ones(tmp_path: Path) -> None:
+    pool, host = DevicePool(LAYOUT, DEVICE_PAGES, CPU), HostPool(LAYOUT, HOST_PAGES, CPU)
+    told: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def on_ended(ended: CopyEnded) -> None:
+        if ended.number % 2:
+            raise OSError("nobody listens")
+        told.put(ended.number)
+
+    disk = Stalls(tmp_path, "write")
+    mover = Mover(pool, host, disk, on_ended, deadline_s=0.2)
+    page = np.array([0], np.int32)
+    mover.submit([CopyWork(number, Tier.DEVICE, Tier.HOST, page, page) for number in (1, 2)])
+    assert told.get(timeout=DEADLINE_S) == 2
+
+    mover.submit([CopyWork(number, Tier.DEVICE, Tier.DISK, page, page) for number in (3, 4)])
+    assert told.get(timeout=DEADLINE_S) == 4, "both were given up, each by the watch"
+    disk.go.set()
+    mover.close()
+
+
+def test_closing_beside_a_stuck_call_of_the_disk_keeps_the_file_so_that_it_hits_no_other(tmp_path: Path) -> None:
+    disk = Stalls(tmp_path, "write")
+    rank = Rank(tmp_path, disk)
+    rank.submit(Tier.DEVICE, Tier.DISK, [0], [0])
+    assert disk.waits.wait(DEADLINE_S)
+    number = disk._fd
+
+    rank.mover.close()
+
+    assert ".kinroute-pages-" in os.readlink(f"/proc/self/fd/{number}")
+    disk.go.set()
+    assert disk.done.wait(DEADLINE_S)
+    disk.close()
 
 
 def test_closing_does_not_wait_for_what_runs_for_longer_than_it_says(tmp_path: Path) -> None:
