@@ -1,6 +1,6 @@
 .DEFAULT_GOAL := help
 
-.PHONY: help run test lint types format proto schemas bench
+.PHONY: help run test lint types format proto schemas bench soak
 
 help: ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -28,3 +28,6 @@ schemas: ## Write the golden files of the settings again, for review
 
 bench: ## Measure this machine: a table, and bench-results.json
 	@scripts/install edge,worker,dev && .venv/bin/kinroute bench --json bench-results.json
+
+soak: ## Throw dice at the cache manager and its ranks for STEPS steps (1000000) by SEED (1)
+	@STEPS="$(or $(STEPS),1000000)" SEED="$(or $(SEED),1)" GAME="$(GAME)" .venv/bin/python -m tests.soak

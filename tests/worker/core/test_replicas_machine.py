@@ -44,7 +44,7 @@ class Replicas(RuleBasedStateMachine):
 
 
 TestReplicas = Replicas.TestCase
-TestReplicas.settings = settings(max_examples=80, stateful_step_count=60, deadline=None)
+TestReplicas.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 
 
 def played_digests() -> str:
