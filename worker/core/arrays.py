@@ -14,10 +14,13 @@ class Growing:
 
     __slots__ = ("_room", "size", "view")
 
-    def __init__(self, values: Int32s) -> None:
-        self._room = np.array(values, np.int32)
-        self.size = len(values)
-        self.view: Int32s = self._room
+    def __init__(self, values: Int32s, spare: int = 0) -> None:
+        """A copy of `values`, with room for `spare` more."""
+        size = len(values)
+        self._room = np.empty(size + spare, np.int32)
+        self.size = size
+        self.view: Int32s = self._room[:size]
+        self.view[:] = values
 
     def extend(self, values: Int32s) -> None:
         """Room grows by an eighth at least, so that little of it is ever empty."""

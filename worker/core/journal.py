@@ -41,11 +41,11 @@ class Journal:
         self.digest = b""
         self._encode = msgspec.msgpack.Encoder().encode
         self._plan = 0
-        self._hash = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        self._fresh: list[Decision] = []
 
     def begin(self, plan: int) -> None:
         self._plan = plan
-        self._hash = hashlib.blake2b(self.digest, digest_size=DIGEST_BYTES)
+        self._fresh = []
 
     def note(self, act: str, subject: int | str, *facts: int, pages: Int32s | Iterable[Int32s] | None = None) -> None:
         """`subject`: a request, a conversation, a run or a copy."""
@@ -53,10 +53,11 @@ class Journal:
         if pages is not None:
             packed = pages.tobytes() if hasattr(pages, "tobytes") else b"".join(part.tobytes() for part in pages)
         decision = Decision(self._plan, act, subject, facts, packed)
-        self._hash.update(self._encode(decision))
+        self._fresh.append(decision)
         self.decisions.append(decision)
 
     def close(self) -> bytes:
         """16 bytes."""
-        self.digest = self._hash.digest()
+        told = self.digest + self._encode(self._fresh)
+        self.digest = hashlib.blake2b(told, digest_size=DIGEST_BYTES).digest()
         return self.digest

@@ -30,18 +30,24 @@ def descend(run: Run, length: int, prompt: bytes, max_blocks: int, block_bytes: 
     whole: bytearray | memoryview = run.tokens
     if length:
         whole = memoryview(whole)[length * block_bytes :]
-    while True:
-        # One memcmp, no temporary: only the run in which the match ends is compared block by block.
-        if not prompt.startswith(whole, at) or at + len(whole) > stop:
-            same = _equal_bytes(whole, prompt, at, min(len(whole), stop - at)) // block_bytes
-            return Match(run, length + same, at // block_bytes + same)
+    # One memcmp a run, no temporary: only the run in which the match ends is compared block by block.
+    is_equal = prompt.startswith(whole, at)
+    while is_equal and at + len(whole) <= stop:
         at += len(whole)
-        child = run.children.get(prompt[at : at + block_bytes]) if at < stop else None
+        newest = run.newest
+        if newest is None or at == stop:
+            return Match(run, run.pages.size, at // block_bytes)
+        is_equal = prompt.startswith(newest.tokens, at)
+        child = newest if is_equal else run.children.get(prompt[at : at + block_bytes])
         if child is None:
             return Match(run, run.pages.size, at // block_bytes)
+        if child is not newest:
+            is_equal = prompt.startswith(child.tokens, at)
         run = child
         whole = child.tokens
         length = 0
+    same = _equal_bytes(whole, prompt, at, min(len(whole), stop - at)) // block_bytes
+    return Match(run, length + same, at // block_bytes + same)
 
 
 def match_within(match: Match, tokens: Int32s, block_bytes: int, may_copy: Callable[[int], bool]) -> PartMatch | None:

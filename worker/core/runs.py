@@ -22,7 +22,7 @@ class Run:
     path through it was last let go. `held_children`: children that some hold needs, in them or below. `held_length`:
     its blocks that some hold covers. `first_tiers[t]`: children whose first block is in tier t. `below`: how many
     children have which `top`, the highest priority of a run and all below it. `entries[t]`: what stands for it in tier
-    t's eviction order. `children`: by the tokens of their first blocks.
+    t's eviction order. `children`: by the tokens of their first blocks; `newest`: the last of them, tried first.
     """
 
     number: int
@@ -35,6 +35,7 @@ class Run:
     stamp: Stamp
     ends: list[int]
     children: dict[bytes, Run] = field(default_factory=dict)
+    newest: Run | None = None
     holds: list[Hold] = field(default_factory=list)
     held_children: int = 0
     held_length: int = 0

@@ -262,6 +262,7 @@ class RunTree:
             run.first_tiers = [sum(child.first_tier is tier for child in run.children.values()) for tier in Tier]
             for child in run.children.values():
                 _count(run.below, child.top, 1)
+            run.newest = next(reversed(run.children.values()), None)
             run.top = self._top(run)
             self.owners.add_all(run)
 
@@ -284,7 +285,7 @@ class RunTree:
         )
         lower.start, lower.stamp = run.start + length, run.stamp
         lower.children, lower.held_children = run.children, run.held_children
-        lower.below, lower.first_tiers = run.below, run.first_tiers
+        lower.newest, lower.below, lower.first_tiers = run.newest, run.below, run.first_tiers
         for child in lower.children.values():
             child.parent = lower
         lower.top = self._top(lower)
@@ -300,7 +301,7 @@ class RunTree:
         run.pages = Growing(run.pages.view[:length])
         del run.keys[KEY_BYTES * length :]
         run.ends = [min(end, length) for end in ends]
-        run.children = {bytes(lower.tokens[: self.block_bytes]): lower}
+        run.children, run.newest = {bytes(lower.tokens[: self.block_bytes]): lower}, lower
         run.below = {lower.top: 1}
         run.first_tiers = [0] * NUM_TIERS
         run.first_tiers[lower.first_tier] = 1
@@ -333,7 +334,7 @@ class RunTree:
         parent = run.parent
         assert parent is not None
         run.top = run.stretches.top()
-        parent.children[bytes(run.tokens[: self.block_bytes])] = run
+        parent.children[bytes(run.tokens[: self.block_bytes])] = parent.newest = run
         parent.first_tiers[0] += 1
         _count(parent.below, run.top, 1)
         self._retop(parent)
@@ -414,12 +415,14 @@ class RunTree:
         for one in list(below(run)):
             pages += self._drop_from(one, 0)
             self._forget(one)
-        run.children, run.below, run.first_tiers = {}, {}, [0] * NUM_TIERS
+        run.children, run.newest, run.below, run.first_tiers = {}, None, {}, [0] * NUM_TIERS
         first_tier = run.first_tier
         pages += self._drop_from(run, index)
         parent = run.parent
         if index == 0 and parent is not None:
             del parent.children[bytes(run.tokens[: self.block_bytes])]
+            if parent.newest is run:
+                parent.newest = next(reversed(parent.children.values()), None)
             parent.first_tiers[first_tier] -= 1
             _count(parent.below, run.top, -1)
             self._forget(run)

@@ -53,6 +53,7 @@ def _check_holds(run: Run) -> None:
 def _check_children(run: Run) -> None:
     tiers = [child.first_tier for child in run.children.values()]
     assert run.first_tiers == [tiers.count(tier) for tier in Tier], "children's tiers are counted wrongly"
+    assert run.newest is next(reversed(run.children.values()), None), "another child is called the newest"
     tops = [child.top for child in run.children.values()]
     assert run.below == {top: tops.count(top) for top in set(tops)}, "children's priorities are counted wrongly"
     if run.parent is not None:
