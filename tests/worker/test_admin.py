@@ -8,8 +8,10 @@ import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
+from enginelink.block_keys import BlockScope, block_keys, scope_key
 from openengine.v1 import generation_pb2
 from tests.tiny_models import make_tiny_model
 from tests.worker.clients import OpenEngine, generate_request
@@ -109,6 +111,37 @@ def test_clearing_a_family_spares_what_others_own(running: Running) -> None:
         after = [cached_tokens(client, prompt) for prompt in (own, other)]
 
     assert (status, after) == (200, [0, 20])
+
+
+def test_a_block_tells_where_it_is_and_then_why_it_is_gone(running: Running) -> None:
+    prompt = list(range(130, 150))
+    scope = scope_key(BlockScope(b"a salt"))
+    key = block_keys(scope, np.array(prompt, "<u4").tobytes(), 4)[2].hex()
+    with OpenEngine(running.grpc) as client:
+        assert running.get(f"/kinroute/v1/blocks/{key}") == {"state": "unknown"}
+        cached_tokens(client, prompt, "a salt", "whose")
+        there = running.get(f"/kinroute/v1/blocks/{key}")
+        call(running, "/kinroute/v1/cache/clear", "POST", {"family": "whose"})
+        # The next answer is of a later step than the clearing.
+        cached_tokens(client, [1, 2, 3])
+        gone = running.get(f"/kinroute/v1/blocks/{key}")
+
+    assert (there["state"], there["tier"], there["owner"], there["position"]) == ("resident", "device", "whose", 2)
+    assert (gone["state"], gone["reason"], gone["priority"]) == ("evicted", "cleared", 35)
+    assert gone["plan"] > 0
+    assert running.metric("kinroute_worker_kv_evicted_pages_total", reason="cleared") >= 5
+
+
+def test_a_dry_run_and_the_families_are_answered_over_http(running: Running) -> None:
+    with OpenEngine(running.grpc) as client:
+        cached_tokens(client, list(range(150, 170)), conversation="shown")
+    status, body = call(running, "/kinroute/v1/demotions/dry-run", "POST", {"parent": "shown"})
+    [family] = running.get("/kinroute/v1/families?family=shown")["conversations"]
+
+    assert (status, json.loads(body)["enabled"], json.loads(body)["children"]) == (200, False, [])
+    assert (family["state"], family["blocks"]) == ("idle", {"device": 5, "host": 0, "disk": 0})
+    assert family["priority"] == [35, 35]
+    assert family["idle_steps"] >= 0
 
 
 def test_a_wrong_call_is_refused_over_http(running: Running) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from enginelink.block_keys import BlockScope, block_keys, scope_key
 from enginelink.v1 import link_pb2
@@ -56,13 +55,6 @@ def clear(running: Running) -> None:
     request = urllib.request.Request(f"http://{running.admin}/kinroute/v1/cache/clear", method="POST")
     with urllib.request.urlopen(request, timeout=30.0):  # noqa: S310 - the worker under test
         pass
-
-
-def metric(running: Running, name: str, **labels: str) -> float:
-    with urllib.request.urlopen(f"http://{running.admin}/metrics", timeout=30.0) as response:
-        families = text_string_to_metric_families(response.read().decode())
-        samples = [sample for family in families for sample in family.samples]
-    return next(one.value for one in samples if one.name == name and one.labels == labels)
 
 
 def next_batch(events: Iterator[link_pb2.KvEvents]) -> link_pb2.KvEvents:
@@ -259,8 +251,8 @@ def test_a_subscriber_that_reads_too_slowly_gets_what_it_was_sent_and_then_one_t
         assert numbers == list(range(first.sequence_number + 1, first.sequence_number + 1 + len(batches)))
         assert last.error.code == error_pb2.ERROR_CODE_OVERLOADED
         assert last.error.retryable
-        assert metric(slow, "kinroute_worker_kv_followers_dropped_total", protocol="openengine", why="behind") == 1
-        assert metric(slow, "kinroute_worker_kv_followers", protocol="openengine") == 0
+        assert slow.metric("kinroute_worker_kv_followers_dropped_total", protocol="openengine", why="behind") == 1
+        assert slow.metric("kinroute_worker_kv_followers", protocol="openengine") == 0
 
 
 def test_a_start_number_that_is_kept_needs_no_snapshot(running: Running) -> None:
