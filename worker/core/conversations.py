@@ -144,7 +144,9 @@ class Conversations:
             conversation = self._known[conversation_id] = Conversation(conversation_id, tenant)
         conversation.legs += 1
         conversation.final = False
-        conversation.last_turn, conversation.last_prompt = turn, prompt
+        # A leg that says nothing of them does not make the next one new.
+        conversation.last_turn = turn or conversation.last_turn
+        conversation.last_prompt = prompt or conversation.last_prompt
         self._tenants.touch(conversation)
         if parent_id is not None and parent_id != conversation.parent and not self._descends(parent_id, conversation):
             self._leave_parent(conversation)

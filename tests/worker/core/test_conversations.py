@@ -23,6 +23,16 @@ def test_a_child_of_an_unknown_parent_waits_under_that_id() -> None:
     assert registry.find("parent") is None
 
 
+def test_a_generation_leg_that_tells_no_turn_leaves_the_last_one_known() -> None:
+    registry = Conversations()
+    registry.admitted("one", TENANT, None, "turn", b"prompt")
+    registry.admitted("one", TENANT, None)
+
+    assert registry.is_retry("one", "turn", b"")
+    assert registry.is_retry("one", "", b"prompt")
+    assert not registry.is_retry("one", "next turn", b"next prompt")
+
+
 def test_children_keep_the_order_in_which_they_came() -> None:
     registry = Conversations()
     for child in ("b", "a", "c", "a"):
