@@ -134,10 +134,15 @@ class Scheduler:
         if live.stage is Stage.DOOMED:
             self._forget(live)
             return
-        assert live.request.first_token is not None
-        self._due += [plans.Arrived(key), plans.Sampled((key,), (live.request.first_token,))]
+        self._due += self._arrived(live)
+
+    def _arrived(self, live: Live) -> tuple[AnyAct, ...]:
+        """All that it pulls is here; the acts by which every rank knows."""
+        key, first = live.request.key, live.request.first_token
+        assert first is not None
         self._told.append(KvArrived(key))
         live.stage = Stage.DECODING
+        return plans.Arrived(key), plans.Sampled((key,), (first,))
 
     def pull_failed(self, key: RequestKey, why: str) -> None:
         """No rank writes into its pages any more, and some rank lacks some of them."""
@@ -234,12 +239,13 @@ class Scheduler:
             if count and live.stage is Stage.PREFILL and live.returns:
                 live.returns = False
                 self._act(plans.Return(live.request.key))
-        for live, count in shares:
-            if count and self._may_step(live):
-                self._compute(live, count, now_ms)
+        counts = {live.request.key: count for live, count in shares}
+        # The youngest makes way: whoever is in this step's forward already must be older than those that still ask.
         for live in sorted(self._live.values(), key=lambda one: one.age):
             if live.stage is Stage.LOADING:
                 self._load(live)
+            elif self._may_step(live) and counts.get(live.request.key):
+                self._compute(live, counts[live.request.key], now_ms)
         work = self._replica.finish()
         self._stalled = not (self._acts or self._told or work.copies)
         return Plan(self._number, now_ms, tuple(self._acts)), work
@@ -459,7 +465,9 @@ class Scheduler:
         self._act(plans.Pull(key, self._source_of(live.request)))
         sequence = self._replica.sequences[key]
         if sequence.pages.size == sequence.committed:
-            self.pulled(key)
+            # At once: it may have to make way in this very plan.
+            for act in self._arrived(live):
+                self._act(act)
 
     def complete(self, plan: Plan, sampled: Sampled) -> list[Output]:
         """What the step tells, now that its tokens are known. They travel to the other ranks with the next plan."""

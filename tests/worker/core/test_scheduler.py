@@ -10,13 +10,22 @@ from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, Start
 from worker.core.scheduler import Rejection
 from worker.core.types import FinishReason, Phase, RequestKey
 
-ONE, TWO, THREE = RequestKey(1), RequestKey(2), RequestKey(3)
+ONE, TWO, THREE, FOUR = RequestKey(1), RequestKey(2), RequestKey(3), RequestKey(4)
 STOP = 4
 
 
 def started(outputs: Sequence[object], key: RequestKey) -> int:
     """Cached tokens of this request."""
     return next(one.cached_tokens for one in outputs if isinstance(one, Started) and one.key == key)
+
+
+def run_with_copies(engine: TestEngine) -> list[object]:
+    """Some steps in which every copy between tiers takes one."""
+    told: list[object] = []
+    for _ in range(30):
+        engine.end_copies()
+        told += engine.step() or []
+    return told
 
 
 def test_a_prompt_is_answered_until_its_tokens_are_spent() -> None:
@@ -547,3 +556,51 @@ def test_a_commit_never_evicts_what_it_commits() -> None:
     assert Finished(TWO, FinishReason.LENGTH) in told
     engine.submit(3, [5, 6, 7, 8, ANSWER, ANSWER, ANSWER, 1])
     assert started(engine.run(), THREE) == 6
+
+
+def test_a_request_makes_way_only_before_its_tokens_are_in_the_step() -> None:
+    """One whose blocks come back from the host, page by page, and a younger one whose answer takes the last page."""
+    engine = make_engine(num_pages=8, num_host_pages=16, max_onboard_pages_per_plan=1)
+    prompt = list(range(1, 13))
+    engine.submit(1, [*prompt, 13])
+    engine.run()
+    engine.submit(2, list(range(21, 36)))
+    engine.run()
+    engine.submit(3, [*prompt, 14])
+    engine.submit(4, [41], max_tokens=12)
+
+    steps_of_both = 0
+    for _ in range(12):
+        engine.step()
+        held = engine.replica.sequences.keys()
+        assert set(engine.batch_keys()) <= held
+        steps_of_both += {THREE, FOUR} <= held
+
+    assert steps_of_both > 2
+    assert FOUR not in engine.replica.sequences
+    told = run_with_copies(engine)
+    assert Finished(THREE, FinishReason.LENGTH) in told
+    assert Finished(FOUR, FinishReason.LENGTH) in told
+
+
+def test_a_generation_leg_that_found_all_of_its_pages_may_make_way_in_the_plan_in_which_they_are_back() -> None:
+    engine = make_engine(num_pages=4, num_host_pages=8)
+    engine.submit(1, [1, 2, 3, 4, 5])
+    engine.run()
+    engine.submit(2, [21, 22, 23, 24, 25, 26, 27])
+    engine.run()
+    engine.end_copies()
+    engine.run()
+    engine.submit(3, [31], max_tokens=6)
+    engine.submit(4, [1, 2, 3, 4], phase=Phase.GENERATION, first_token=5, max_tokens=3)
+    for _ in range(4):
+        engine.step()
+    assert len(engine.replica.sequences) == 2
+    engine.end_copies()
+
+    told = engine.step()
+
+    assert told is not None
+    assert KvArrived(FOUR) in told
+    assert FOUR not in engine.replica.sequences
+    assert Finished(FOUR, FinishReason.LENGTH) in run_with_copies(engine)
