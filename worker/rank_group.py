@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import selectors
@@ -96,7 +97,8 @@ class RankGroup:
         os.set_blocking(status_read, False)
         self._processes.append(process)
         self._partial[place.rank] = b""
-        self.heard_s[place.rank] = time.monotonic()
+        # Until its first word it imports what it needs, which takes as long as the machine lets it.
+        self.heard_s[place.rank] = math.inf
         self._selector.register(status_read, selectors.EVENT_READ, ("status", place.rank))
         self._selector.register(os.pidfd_open(process.pid), selectors.EVENT_READ, ("process", place.rank))
 
