@@ -51,6 +51,17 @@ def test_pages_come_back_as_they_were_written(disk: DiskFile) -> None:
         assert np.array_equal(into[:PAGE_BYTES], page_of(disk, value)[:PAGE_BYTES])
 
 
+@pytest.mark.parametrize("num_bytes", [0, 1, 4096, (256 << 10) - 1, 256 << 10, (2 << 20) + 4096])
+def test_memory_for_direct_reads_and_writes_is_aligned_and_as_large_as_asked_for(num_bytes: int) -> None:
+    memory = aligned(num_bytes)
+
+    assert memory.shape == (num_bytes,)
+    assert memory.ctypes.data % 4096 == 0
+    assert not memory.any()
+    memory[:] = 1
+    assert memory.sum() == num_bytes
+
+
 def test_the_file_has_no_name_and_no_other_user_may_open_it(disk: DiskFile, tmp_path: Path) -> None:
     told = opened(tmp_path).stat()
 
