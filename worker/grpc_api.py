@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Iterator
 from typing import Protocol
@@ -46,7 +45,8 @@ class InferenceService(service_pb2_grpc.InferenceServicer):  # type: ignore[misc
         self._worker = worker
 
     async def Generate(self, message: generation_pb2.GenerateRequest, context: Stream) -> None:
-        """A refusal is a status; after acceptance a failure is one terminal event, then OK."""
+        """A refusal is a status; after acceptance a failure is one terminal event, then OK, but for a client that reads
+        nothing: it finds a status."""
         answer = None
         try:
             answer = self._accept(message, Metadata.read(context.invocation_metadata() or ()))
@@ -92,8 +92,15 @@ class Answer:
 
     active: Active
 
-    def __init__(self, worker: Serving, request: Request, text: AnswerText | None) -> None:
+    def __init__(
+        self,
+        worker: Serving,
+        request: Request,
+        text: AnswerText | None,
+        unread_deadline_s: float = UNREAD_DEADLINE_S,
+    ) -> None:
         self._worker = worker
+        self._unread_deadline_s = unread_deadline_s
         self._first_token = request.first_token
         self._text = text
         self._spell: Spell | None = worker.text.token if worker.text else None
@@ -113,7 +120,8 @@ class Answer:
             self._worker.requests.cancel(self.active)
 
     async def write_to(self, stream: Stream) -> None:
-        """Until the terminal event. Raises Refused where the engine turned the request away."""
+        """Until the terminal event. Raises Refused where the engine turned the request away, or the client reads
+        nothing."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -125,22 +133,22 @@ class Answer:
                         return
 
     async def _written(self, stream: Stream, response: generation_pb2.GenerateResponse) -> bool:
-        """False where the client does not read: then it is told that, should it still look, and nothing else."""
+        """False where the client is too far behind: then it is told that, and nothing else. Raises Refused where it
+        reads nothing: a write that was given up leaves room for a status alone."""
+        unread = overloaded("the answer was left unread")
+        behind = len(self._happened) > MAX_UNREAD
+        if behind:
+            response = self._last(error=unread.event())
         response.request_id = self.active.request_id
-        unread = len(self._happened) > MAX_UNREAD
         try:
-            async with asyncio.timeout(UNREAD_DEADLINE_S):
-                if not unread:
-                    await stream.write(response)
+            async with asyncio.timeout(FAREWELL_DEADLINE_S if behind else self._unread_deadline_s):
+                await stream.write(response)
         except TimeoutError:
-            unread = True
-        if unread:
             self._worker.requests.count_slow_consumer()
-            error = overloaded("the answer was left unread").event()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(FAREWELL_DEADLINE_S):
-                    await stream.write(self._last(error=error))
-        return not unread
+            raise unread from None
+        if behind:
+            self._worker.requests.count_slow_consumer()
+        return not behind
 
     def _responses(self, output: Output | Rejected) -> Iterator[generation_pb2.GenerateResponse]:
         match output:

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 
 from openengine.v1 import kv_pb2, lifecycle_pb2, lora_pb2, model_pb2, server_pb2, service_pb2_grpc
 from worker.core.outputs import LoadSnapshot
-from worker.grpc_kv import KvSubscribers, Stream
+from worker.grpc_kv import UNREAD_DEADLINE_S, KvSubscribers, Stream
 from worker.info import ROLES
 from worker.kv_events import EventLog
 from worker.refusal import Refused
@@ -45,9 +45,10 @@ class Serving(Protocol):
 class ControlService(service_pb2_grpc.ControlServicer):  # type: ignore[misc]  # generated code is untyped
     """Methods that are not here answer UNIMPLEMENTED."""
 
-    def __init__(self, worker: Serving) -> None:
+    def __init__(self, worker: Serving, unread_deadline_s: float = UNREAD_DEADLINE_S) -> None:
+        """`unread_deadline_s`: how long a subscriber may leave unread what was sent to it."""
         self._worker = worker
-        self._subscribers = KvSubscribers(worker)
+        self._subscribers = KvSubscribers(worker, unread_deadline_s)
 
     async def GetServerInfo(self, message: server_pb2.GetServerInfoRequest, context: Context) -> server_pb2.ServerInfo:
         await self._require_loaded(context)

@@ -3,13 +3,13 @@
 Numbers are of data-parallel rank 0, the only one, and rise by one. A snapshot comes first where it is asked for:
 batches of `block_stored` that all carry the number after which they hold, at least one; the live batches that follow
 it begin with the next number. Without a snapshot, `start_sequence_number` is the first batch wanted, and 0 means from
-now on. A number that is not to be had, and a subscriber that is too slow, is one terminal EngineError.
+now on. A number that is not to be had, and a subscriber that is too slow, is one terminal EngineError; one that reads
+nothing at all gets a status instead, which needs no room in what it left unread.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterable
 from typing import Protocol, TypeAlias
 
@@ -24,7 +24,6 @@ from worker.refusal import Refused, invalid, overloaded, unsupported
 INSTANCE_METADATA = "kinroute-instance-id"
 MAX_SUBSCRIBERS = 64
 UNREAD_DEADLINE_S = 30.0
-FAREWELL_DEADLINE_S = 1.0
 
 Stream: TypeAlias = grpc.aio.ServicerContext[kv_pb2.SubscribeKvEventsRequest, kv_pb2.SubscribeKvEventsResponse]
 
@@ -41,8 +40,9 @@ class Serving(Protocol):
 class KvSubscribers:
     """Serves `SubscribeKvEvents`. Events hold what callers wrote, so they are for the operator alone."""
 
-    def __init__(self, worker: Serving) -> None:
+    def __init__(self, worker: Serving, unread_deadline_s: float = UNREAD_DEADLINE_S) -> None:
         self._worker = worker
+        self._unread_deadline_s = unread_deadline_s
         self._metrics = worker.kv_events.metrics
         self._metrics.count_followers(Spoken.OPENENGINE, lambda: self._count)
         self._count = 0
@@ -53,7 +53,8 @@ class KvSubscribers:
         return kv_pb2.GetKvEventSourcesResponse()
 
     async def serve(self, request: kv_pb2.SubscribeKvEventsRequest, stream: Stream) -> None:
-        """Until the subscriber leaves, or cannot be served on. Raises Refused before anything is sent."""
+        """Until the subscriber leaves, or cannot be served on. Raises Refused before anything is sent, or where what is
+        sent stays unread."""
         log = self._worker.kv_events
         if not self._worker.abort_allowed:
             raise Refused(
@@ -95,14 +96,11 @@ class KvSubscribers:
                     has_read = True
                     response = kv_pb2.SubscribeKvEventsResponse(batch=openengine_batch(read, block_size))
                     try:
-                        async with asyncio.timeout(UNREAD_DEADLINE_S):
+                        async with asyncio.timeout(self._unread_deadline_s):
                             await stream.write(response)
                     except TimeoutError:
                         self._metrics.dropped(Spoken.OPENENGINE, Drop.UNREAD)
-                        with contextlib.suppress(TimeoutError):
-                            async with asyncio.timeout(FAREWELL_DEADLINE_S):
-                                await _end(stream, overloaded("the KV events were left unread"))
-                        return
+                        raise overloaded("the KV events were left unread") from None
 
 
 def _require_rank_0(ranks: Iterable[int]) -> None:
