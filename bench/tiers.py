@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import os
 import queue
 import statistics
@@ -37,45 +37,58 @@ PAIRS = (
 
 @dataclass(frozen=True, slots=True)
 class TiersSize:
-    """`batches`: pages per copy. `copied_bytes`: what each figure moves, `repeats` times; the median counts."""
+    """`batches`: pages per copy. `copied_bytes`: what each figure moves, `repeats` times; medians count."""
 
     batches: tuple[int, ...] = (1, 64)
-    copied_bytes: int = 96 * MIB
-    repeats: int = 3
+    copied_bytes: int = 64 * MIB
+    repeats: int = 5
     matmul: int = 512
-    matmuls: int = 60
+    matmuls: int = 40
 
 
 LAYOUTS = {
     "SmolLM2-135M": KvLayout(30, 3, 64, 32, "bfloat16", 0, 3),
+    "1 MiB": KvLayout(32, 4, 128, 16, "bfloat16", 0, 4),
     "64 KiB": KvLayout(4, 2, 64, 16, "float32", 0, 2),
 }
 
 
 def run(size: TiersSize | None = None, folder: Path | None = None) -> dict[str, Any]:
-    """MiB/s of copies of one rank. `of_plain`: the share of what plain copies or plain direct file I/O reach, in the
-    same run. The disk is that of `folder`, or of the system's temporary files."""
+    """MiB/s of copies of one rank. `of_plain`: the share of what one contiguous numpy copy, or direct file I/O page by
+    page without checksums, reaches; the two are measured in turns. The disk is that of `folder`, or of the system's
+    temporary files. `compute_slowed_by_copies`: how many times longer a matrix product on one thread takes beside
+    copies without pause."""
     size = size or TiersSize()
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(dir=folder) as made:
         for name, layout in LAYOUTS.items():
-            rows += _rows(name, layout, size, Path(made))
-        slowed = _slowed(LAYOUTS["SmolLM2-135M"], size, Path(made))
-    return {"disk_is_direct": rows[-1].pop("direct"), "compute_slowed_by_copies": slowed, "rows": rows}
+            with contextlib.closing(_Bench(layout, size, Path(made))) as bench:
+                rows += _rows(name, bench, size)
+        with contextlib.closing(_Bench(LAYOUTS["SmolLM2-135M"], size, Path(made))) as bench:
+            slowed = _slowed(bench, size)
+            is_direct = bench.disk.is_direct
+    return {"disk_is_direct": is_direct, "compute_slowed_by_copies": slowed, "rows": rows}
 
 
 class _Bench:
-    """A rank with a mover, and pages enough of each tier."""
+    """A rank with a mover, and pages enough of each tier; and the same bytes without us."""
 
-    def __init__(self, layout: KvLayout, num_pages: int, folder: Path) -> None:
-        self.pool = DevicePool(layout, num_pages, torch.device("cpu"))
+    def __init__(self, layout: KvLayout, size: TiersSize, folder: Path) -> None:
+        self.num_pages = max(1, size.copied_bytes // layout.page_bytes)
+        self.page_bytes = layout.page_bytes
+        self.pool = DevicePool(layout, self.num_pages, torch.device("cpu"))
         self.pool.tensor.normal_()
-        self.host = HostPool(layout, num_pages, torch.device("cpu"))
-        self.disk = DiskFile(folder, num_pages, layout.page_bytes)
+        self.host = HostPool(layout, self.num_pages, torch.device("cpu"))
+        self.disk = DiskFile(folder, self.num_pages, layout.page_bytes)
         self.ended: queue.SimpleQueue[CopyEnded] = queue.SimpleQueue()
         self.mover = Mover(self.pool, self.host, self.disk, self.ended.put, deadline_s=DEADLINE_S)
-        self.num_pages = num_pages
+        self.plain = _Plain(self.disk.stride, self.num_pages, folder, is_direct=self.disk.is_direct)
         self._number = 0
+
+    @property
+    def mib(self) -> float:
+        """In all pages."""
+        return self.num_pages * self.page_bytes / MIB
 
     def move(self, source: Tier, target: Tier, batch: int) -> float:
         """All pages once, `batch` at a time; seconds."""
@@ -94,113 +107,97 @@ class _Bench:
 
     def close(self) -> None:
         self.mover.close()
+        self.plain.close()
         self.pool.close()
 
 
-def _rows(name: str, layout: KvLayout, size: TiersSize, folder: Path) -> list[dict[str, Any]]:
-    num_pages = max(1, size.copied_bytes // layout.page_bytes)
-    bench = _Bench(layout, num_pages, folder)
-    moved_mib = num_pages * layout.page_bytes / MIB
-    for pair in PAIRS:
-        bench.move(*pair, num_pages)
-    plain = {
-        "memory": moved_mib / _median(size.repeats, _plain_copy(num_pages * layout.page_bytes)),
-        "write": moved_mib / _median(size.repeats, _plain_file(bench.disk, folder, num_pages, "write")),
-        "read": moved_mib / _median(size.repeats, _plain_file(bench.disk, folder, num_pages, "read")),
-    }
-    rows = []
-    for source, target in PAIRS:
-        kind = "write" if target is Tier.DISK else "read" if source is Tier.DISK else "memory"
-        for batch in size.batches:
-            took_s = _median(size.repeats, functools.partial(bench.move, source, target, batch))
-            speed = moved_mib / took_s
-            rows.append(
-                {
-                    "page": name,
-                    "page_kib": layout.page_bytes / 1024,
-                    "from": source.name.lower(),
-                    "to": target.name.lower(),
-                    "pages_per_copy": batch,
-                    "mib_per_s": speed,
-                    "plain_mib_per_s": plain[kind],
-                    "of_plain": speed / plain[kind],
-                }
-            )
-    rows[-1]["direct"] = bench.disk.is_direct
-    bench.close()
-    return rows
+class _Plain:
+    """As many pages: one numpy copy of all, and one direct read or write after the other. Each returns seconds."""
 
-
-def _median(repeats: int, measure: Callable[[], float]) -> float:
-    return statistics.median(measure() for _ in range(repeats))
-
-
-def _plain_copy(num_bytes: int) -> Callable[[], float]:
-    source, target = np.ones(num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)
-
-    def measure() -> float:
-        began_s = time.perf_counter()
-        np.copyto(target, source)
-        return time.perf_counter() - began_s
-
-    return measure
-
-
-def _plain_file(disk: DiskFile, folder: Path, num_pages: int, kind: str) -> Callable[[], float]:
-    """Page by page, as the same file system takes and gives them; no checksum, no other thread."""
-    page = aligned(disk.stride)
-
-    def measure() -> float:
+    def __init__(self, stride: int, num_pages: int, folder: Path, *, is_direct: bool) -> None:
+        self._stride, self._num_pages = stride, num_pages
+        self._source, self._target = np.ones(stride * num_pages, np.uint8), np.ones(stride * num_pages, np.uint8)
+        self._page = aligned(stride)
         with tempfile.TemporaryFile(dir=folder) as file:
-            flags = os.O_RDWR | (os.O_DIRECT if disk.is_direct else 0)
-            fd = os.open(f"/proc/self/fd/{file.fileno()}", flags)
-            try:
-                os.posix_fallocate(fd, 0, num_pages * disk.stride)
-                took_s = _each(num_pages, lambda number: os.pwrite(fd, page.data, number * disk.stride))
-                if kind == "read":
-                    took_s = _each(num_pages, lambda number: os.preadv(fd, [page.data], number * disk.stride))
-                return took_s
-            finally:
-                os.close(fd)
+            self._fd = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDWR | (os.O_DIRECT if is_direct else 0))
+        os.posix_fallocate(self._fd, 0, stride * num_pages)
 
-    return measure
+    def measure(self, source: Tier, target: Tier) -> float:
+        if Tier.DISK not in (source, target):
+            return _seconds(lambda: np.copyto(self._target, self._source))
+        return _seconds(self._write if target is Tier.DISK else self._read)
+
+    def _write(self) -> None:
+        for number in range(self._num_pages):
+            os.pwrite(self._fd, self._page.data, number * self._stride)
+
+    def _read(self) -> None:
+        for number in range(self._num_pages):
+            os.preadv(self._fd, [self._page.data], number * self._stride)
+
+    def close(self) -> None:
+        os.close(self._fd)
 
 
-def _each(num_pages: int, do: Callable[[int], int]) -> float:
+def _seconds(work: Callable[[], object]) -> float:
     began_s = time.perf_counter()
-    for number in range(num_pages):
-        do(number)
+    work()
     return time.perf_counter() - began_s
 
 
-def _slowed(layout: KvLayout, size: TiersSize, folder: Path) -> float:
-    """How many times longer a matrix product on one thread takes while pages go to the host and come back."""
-    num_pages = max(1, size.copied_bytes // layout.page_bytes)
-    bench = _Bench(layout, num_pages, folder)
-    bench.move(Tier.DEVICE, Tier.HOST, num_pages)
+def _rows(name: str, bench: _Bench, size: TiersSize) -> list[dict[str, Any]]:
+    for pair in PAIRS:
+        bench.move(*pair, bench.num_pages)
+        bench.plain.measure(*pair)
+    rows = []
+    for source, target in PAIRS:
+        for batch in size.batches:
+            turns = [
+                (bench.plain.measure(source, target), bench.move(source, target, batch)) for _ in range(size.repeats)
+            ]
+            rows.append(
+                {
+                    "page": name,
+                    "page_kib": bench.page_bytes / 1024,
+                    "from": source.name.lower(),
+                    "to": target.name.lower(),
+                    "pages_per_copy": batch,
+                    "mib_per_s": statistics.median(bench.mib / ours_s for _, ours_s in turns),
+                    "plain_mib_per_s": statistics.median(bench.mib / plain_s for plain_s, _ in turns),
+                    "of_plain": statistics.median(plain_s / ours_s for plain_s, ours_s in turns),
+                }
+            )
+    return rows
+
+
+def _slowed(bench: _Bench, size: TiersSize) -> float:
+    """Alone and beside copies to the host and back, in turns."""
+    bench.move(Tier.DEVICE, Tier.HOST, bench.num_pages)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     matrix = torch.randn(size.matmul, size.matmul)
-    over = threading.Event()
 
-    def compute() -> float:
-        began_s = time.perf_counter()
+    def compute() -> None:
         for _ in range(size.matmuls):
             torch.mm(matrix, matrix)
-        return time.perf_counter() - began_s
 
-    def copy() -> None:
-        while not over.is_set():
-            bench.move(Tier.DEVICE, Tier.HOST, 64)
-            bench.move(Tier.HOST, Tier.DEVICE, 64)
+    def beside() -> float:
+        over = threading.Event()
+
+        def copy() -> None:
+            while not over.is_set():
+                bench.move(Tier.DEVICE, Tier.HOST, 64)
+                bench.move(Tier.HOST, Tier.DEVICE, 64)
+
+        copying = threading.Thread(target=copy)
+        copying.start()
+        try:
+            return _seconds(compute)
+        finally:
+            over.set()
+            copying.join()
 
     compute()
-    alone_s = _median(size.repeats, compute)
-    copying = threading.Thread(target=copy)
-    copying.start()
-    beside_s = _median(size.repeats, compute)
-    over.set()
-    copying.join()
+    turns = [(_seconds(compute), beside()) for _ in range(size.repeats)]
     torch.set_num_threads(threads)
-    bench.close()
-    return beside_s / alone_s
+    return statistics.median(beside_s / alone_s for alone_s, beside_s in turns)
