@@ -289,7 +289,7 @@ def _load_conversations(replica: Replica, saved: _Checkpoint) -> None:
     for one in saved.conversations:
         members = msgspec.structs.asdict(one) | {"stop_reason": StopReason(one.stop_reason)}
         registry._known[one.id] = Conversation(**members)
-    registry._children = {parent: dict.fromkeys(children) for parent, children in saved.children}
+    registry.restore_children(dict(saved.children))
     registry._tenants.by_tenant = {
         tenant: {one: registry._known[one] for one in mine} for tenant, mine in saved.tenants
     }

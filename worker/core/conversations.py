@@ -7,7 +7,7 @@ conversation that has been idle longest.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 DEFAULT_BOUND = 65_536
@@ -102,7 +102,9 @@ class Conversations:
     def __init__(self, bound: int = DEFAULT_BOUND) -> None:
         self._bound = bound
         self._known: dict[str, Conversation] = {}
-        self._children: dict[str, dict[str, None]] = {}
+        self._children: dict[str, dict[str, int]] = {}
+        self._open: dict[str, dict[str, None]] = {}
+        self._registered = 0
         self._tenants = _Tenants()
         self.last_child_step: int | None = None
         """When a conversation that has a parent ended a context the last time."""
@@ -119,6 +121,19 @@ class Conversations:
     def children(self, parent_id: str) -> list[Conversation]:
         """In the order in which they were registered under this parent."""
         return [self._known[child] for child in self._children.get(parent_id, ())]
+
+    def open_children(self, parent_id: str) -> list[Conversation]:
+        """As `children`, without those that are demoted and have none themselves; costs what it returns."""
+        mine = self._open.get(parent_id)
+        if mine is None:
+            return []
+        known, children = self._known, self._children
+        for settled in [one for one in mine if known[one].demoted and one not in children]:
+            del mine[settled]
+        if not mine:
+            del self._open[parent_id]
+            return []
+        return [known[one] for one in sorted(mine, key=children[parent_id].__getitem__)]
 
     def has_children(self, conversation_id: str) -> bool:
         return conversation_id in self._children
@@ -151,7 +166,10 @@ class Conversations:
         if parent_id is not None and parent_id != conversation.parent and not self._descends(parent_id, conversation):
             self._leave_parent(conversation)
             conversation.parent = parent_id
-            self._children.setdefault(parent_id, {})[conversation_id] = None
+            self._registered += 1
+            self._children.setdefault(parent_id, {})[conversation_id] = self._registered
+            self._reopen(self._known.get(parent_id))
+        self._reopen(conversation)
         return forgotten
 
     def context_ended(self, conversation_id: str, step: int) -> None:
@@ -216,19 +234,37 @@ class Conversations:
             forgotten.append(victim.id)
         return forgotten
 
+    def _reopen(self, conversation: Conversation | None) -> None:
+        """It, or one of its children, may have something that can be demoted."""
+        if conversation is not None and conversation.parent is not None:
+            self._open.setdefault(conversation.parent, {})[conversation.id] = None
+
     def _leave_parent(self, conversation: Conversation) -> None:
         if conversation.parent is None:
             return
+        opened = self._open.get(conversation.parent, {})
+        if opened.pop(conversation.id, self) is None and not opened:
+            del self._open[conversation.parent]
         siblings = self._children[conversation.parent]
         del siblings[conversation.id]
         if not siblings:
             del self._children[conversation.parent]
+
+    def restore_children(self, children: Mapping[str, Sequence[str]]) -> None:
+        """Begin with these, in their order."""
+        for parent, mine in children.items():
+            self._children[parent] = {child: self._registered + place for place, child in enumerate(mine, 1)}
+            self._registered += len(mine)
+            self._open[parent] = dict.fromkeys(mine)
 
     def check(self) -> None:
         """Children and parents name each other, and every tenant's list holds what it should."""
         for parent, children in self._children.items():
             assert children, "a parent without children"
             assert all(self._known[child].parent == parent for child in children), "a child of somebody else"
+            asked = {one for one in children if not self._known[one].demoted or one in self._children}
+            assert asked <= self._open.get(parent, {}).keys() <= children.keys(), "a child that no return would find"
+        assert self._open.keys() <= self._children.keys(), "a parent of nobody"
         for conversation in self._known.values():
             assert conversation.parent is None or conversation.id in self._children[conversation.parent]
             assert not conversation.parent or not self._descends(conversation.parent, conversation), "a cycle"

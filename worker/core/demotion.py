@@ -33,11 +33,7 @@ class Verdict:
 
 def finished(conversations: Conversations, parent: str, step: int, min_idle_steps: int) -> list[Verdict]:
     """Of those children of `parent` that are to be demoted now, in the order in which they came."""
-    asked = [
-        _verdict(conversations, child, step, min_idle_steps)
-        for child in conversations.children(parent)
-        if not child.demoted or conversations.has_children(child.id)
-    ]
+    asked = [_verdict(conversations, child, step, min_idle_steps) for child in conversations.open_children(parent)]
     return [verdict for verdict in asked if verdict.unfinished is None]
 
 
@@ -58,7 +54,7 @@ def descendants(conversations: Conversations, conversation: str) -> list[Convers
 
 
 def _verdict(conversations: Conversations, child: Conversation, step: int, min_idle_steps: int) -> Verdict:
-    group = (*descendants(conversations, child.id), child)
+    group = (*descendants(conversations, child.id), child) if conversations.has_children(child.id) else (child,)
     if all(one.demoted for one in group):
         return Verdict(child, group, Unfinished.DEMOTED)
     if child.is_in_flight:

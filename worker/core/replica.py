@@ -134,7 +134,8 @@ class Replica:
     def finish(self) -> StepWork:
         """Close the plan: the batch of its chunks, and the digest of its decisions."""
         for hold in self._copied_from:
-            self.cache.tree.release(hold)
+            # A part of a block that is copied is no use of its run, which would be split for it.
+            self.cache.tree.detach(hold)
         self._copied_from.clear()
         self.cache.pools.make_ahead()
         self._journal.close()
@@ -182,7 +183,7 @@ class Replica:
             hold=hold,
             base=act.matched,
             tokens=Growing(plans.unpack(act.token_ids)),
-            pages=Growing(pages),
+            pages=Growing(pages, spare=len(act.token_ids) // self.cache.tree.block_bytes + 2),
             commit_until=act.commit_until,
             computed=act.matched,
             committed=len(pages),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from worker.core.runs import Hold, Run
 from worker.core.stretches import Change, Terms
@@ -16,8 +17,7 @@ from worker.core.tree import RunTree
 from worker.core.types import DEFAULT_PRIORITY
 
 
-@dataclass(frozen=True, slots=True)
-class ChangedStretch:
+class ChangedStretch(msgspec.Struct, frozen=True):
     """Blocks [start, stop) of run number `run` went from one priority to another."""
 
     run: int
@@ -79,7 +79,7 @@ class Retention:
         def lowered(terms: Terms) -> Terms:
             if terms.owner != conversation or terms.born > covered[conversation]:
                 return terms
-            return terms._replace(priority=min(terms.priority, priority), duration_ms=0, until_ms=0, demoted=True)
+            return Terms(conversation, min(terms.priority, priority), born=terms.born, demoted=True)
 
         changed: list[ChangedStretch] = []
         for run, first in self.clear_parts(covered):

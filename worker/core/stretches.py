@@ -70,23 +70,28 @@ class Stretches:
 
     def change(self, start: int, length: int, changed: Callable[[Terms], Terms]) -> list[Change]:
         """New terms for the blocks [start, length) of a run with `length` blocks; returns what is different."""
+        if start >= length:
+            return []
+        index = self._index(start)
+        before = self._terms[index:]
+        after = [changed(terms) for terms in before]
+        if after == before:
+            return []
         changes: list[Change] = []
-        starts, terms = [0], self._terms[:1] if start else [changed(self._terms[0])]
-        for first, stop, old in list(self.of_length(length)):
-            for begin, end in ((first, min(stop, start)), (max(first, start), stop)):
-                if begin >= end:
-                    continue
-                new = old if begin < start else changed(old)
-                if new != old:
-                    changes.append(Change(begin, end, old, new))
-                if begin == 0:
-                    terms[0] = new
-                elif terms[-1] != new:
-                    starts.append(begin)
-                    terms.append(new)
-        if changes:
-            self._starts, self._terms = starts, terms
-            self.has_demoted = any(one.demoted for one in terms)
+        starts, kept = self._starts[:index], self._terms[:index]
+        begins, ends = self._starts[index:], [*self._starts[index + 1 :], length]
+        if begins[0] < start:
+            starts.append(begins[0])
+            kept.append(before[0])
+            begins[0] = start
+        for begin, end, old, new in zip(begins, ends, before, after, strict=True):
+            if new != old:
+                changes.append(Change(begin, end, old, new))
+            if not kept or kept[-1] != new:
+                starts.append(begin)
+                kept.append(new)
+        self._starts, self._terms = starts, kept
+        self.has_demoted = any(terms.demoted for terms in kept)
         return changes
 
     def of_length(self, length: int) -> Iterator[tuple[int, int, Terms]]:

@@ -67,7 +67,7 @@ class NaiveReplica:
 
     def finish(self) -> None:
         for who in self.copied_from:
-            self.cache.release(who)
+            del self.cache.ends[who]
         self.copied_from = []
         self.cache.make_ahead()
 
@@ -190,7 +190,7 @@ class NaiveReplica:
         request.returns = is_context and not is_retry
         one = self.conversations.setdefault(name, NaiveConversation())
         one.legs += 1
-        one.last_turn, one.last_prompt = turn, prompt
+        one.last_turn, one.last_prompt = turn or one.last_turn, prompt or one.last_prompt
         if parent is not None and parent != one.parent and name not in self._ancestors(parent):
             if one.parent is not None:
                 self.children[one.parent].remove(name)
