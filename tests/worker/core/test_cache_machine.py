@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -9,6 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.worker.core.cache_pair import RULES, CachePair, Dice
 
 NAMES = [name for name, often in RULES.items() for _ in range(often)]
+
+SHRINKS_FOR_S = 600
+"""Time to find the smallest story of a failure, which takes minutes; without one it takes seconds."""
 
 
 def dice_of(data: st.DataObject) -> Dice:
@@ -29,5 +33,5 @@ class Caches(RuleBasedStateMachine):
         self.pair.compare()
 
 
-TestCaches = Caches.TestCase
+TestCaches = pytest.mark.timeout(SHRINKS_FOR_S)(Caches.TestCase)
 TestCaches.settings = settings(max_examples=160, stateful_step_count=60, deadline=None)

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -13,6 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.worker.core.games import KINDS, Play
 from tests.worker.core.replica_group import ReplicaGroup
 
+SHRINKS_FOR_S = 600
+"""Time to find the smallest story of a failure, which takes minutes; without one it takes seconds."""
 PRINTS_DIGESTS = """
 import sys
 from tests.worker.core.test_replicas_machine import played_digests
@@ -43,7 +46,7 @@ class Replicas(RuleBasedStateMachine):
             self.group.settle(lambda sides: sides - 1)
 
 
-TestReplicas = Replicas.TestCase
+TestReplicas = pytest.mark.timeout(SHRINKS_FOR_S)(Replicas.TestCase)
 TestReplicas.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
 
 
