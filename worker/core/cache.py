@@ -42,8 +42,9 @@ class KvCache:
         self.tree.begin(plan)
         self.pools.begin(plan)
         lapsed = self.retention.begin(now_ms)
-        self.stats.lapsed_blocks += blocks_of(lapsed)
-        self._note("lapse", lapsed)
+        if lapsed:
+            self.stats.lapsed_blocks += blocks_of(lapsed)
+            self._note("lapse", lapsed)
 
     def take_events(self) -> list[CacheEvent]:
         """What changed since the last call."""
@@ -129,7 +130,8 @@ class KvCache:
         if found.blocks < len(pages):
             start = first + found.blocks
             terms = sequence.terms(start, full, self.retention.births)
-            self.retention.has_timed |= any(kept.duration_ms for _, kept in terms)
+            for _, kept in terms:
+                self.retention.has_timed |= kept.duration_ms > 0
             rest = tokens[found.blocks * self.tree.block_bytes :]
             keys = keys[KEY_BYTES * found.blocks :] if self.finds_by_key else self._keys(hold, rest)
             self.tree.append(hold, rest, keys, pages[found.blocks :], terms)
@@ -161,7 +163,8 @@ class KvCache:
     def release(self, sequence: Sequence) -> None:
         """Its own pages are free; what it committed stays until it leaves."""
         self.give(sequence.pages.view[sequence.committed :])
-        self.give(sequence.spare.view)
+        if sequence.spare.size:
+            self.give(sequence.spare.view)
         hold = sequence.hold
         self.tree.release(hold)
         if self.retention.has_timed:
@@ -181,7 +184,7 @@ class KvCache:
 
     def demote(self, conversation: str, with_descendants: tuple[str, ...], priority: int) -> list[ChangedStretch]:
         """Plan and apply at once, noted and counted."""
-        changed = self.plan_committed_retention(conversation, with_descendants).apply(priority)
+        changed = self.retention.demote_now(conversation, with_descendants, priority)
         self.stats.demoted_conversations += 1
         self.stats.demoted_blocks += blocks_of(changed)
         self._journal.note("demote", conversation, len(changed))
@@ -195,6 +198,8 @@ class KvCache:
         return self._restored(self.retention.restore(conversation))
 
     def _restored(self, changed: list[ChangedStretch]) -> list[ChangedStretch]:
+        if not changed:
+            return changed
         self.stats.restored_blocks += blocks_of(changed)
         self._note("restored", changed)
         return changed

@@ -5,9 +5,9 @@ A block that moves between tiers is removed from one and stored in the other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TypeAlias
 
+import msgspec
 import numpy as np
 
 from worker.core.arrays import Int32s
@@ -16,8 +16,7 @@ from worker.core.tiers import Tier
 KEY_BYTES = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(msgspec.Struct, frozen=True):
     """Blocks that follow each other, and each other's keys. `keys`: 32 bytes each; `parent`: the key in front of them,
     which is the scope's own where they begin a prompt (`begins`). `token_ids`: int32, all blocks' tokens."""
 
@@ -28,16 +27,14 @@ class Stored:
     begins: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Removed:
+class Removed(msgspec.Struct, frozen=True):
     """`keys`: 32 bytes each, blocks that follow each other. They left `tier`."""
 
     keys: bytes
     tier: Tier
 
 
-@dataclass(frozen=True, slots=True)
-class Updated:
+class Updated(msgspec.Struct, frozen=True):
     """The priority of `count` blocks that follow each other, from the key `first` to `last`, changed."""
 
     first: bytes
@@ -47,8 +44,7 @@ class Updated:
     new_priority: int
 
 
-@dataclass(frozen=True, slots=True)
-class Cleared:
+class Cleared(msgspec.Struct, frozen=True):
     """No block of any tier is left."""
 
 

@@ -52,6 +52,7 @@ class Pools:
         self.copies = Copies(self.sizes)
         self.fates = Fates()
         self.work: list[CopyWork] = []
+        self._ahead = min(config.max_offload_pages_per_plan, -(-config.num_pages // AHEAD_SHARE))
         self._plan = 0
         self._offload_left = [0, 0]
         self.onboard_left = 0
@@ -98,11 +99,8 @@ class Pools:
 
         Where less than half of what is kept free is left, all of it is made: few big copies cost less than many.
         """
-        if self.colder(Tier.DEVICE) is None:
-            return
-        free = self.free[Tier.DEVICE]
-        ahead = min(self._config.max_offload_pages_per_plan, -(-self.sizes[Tier.DEVICE] // AHEAD_SHARE))
-        if 2 * len(free) >= ahead:
+        free, ahead = self.free[Tier.DEVICE], self._ahead
+        if 2 * len(free) >= ahead or self.colder(Tier.DEVICE) is None:
             return
         while len(free) < ahead and self._leave(Tier.DEVICE, ahead - len(free), ahead=True):
             pass

@@ -233,8 +233,8 @@ class Replica:
         bound = self.config.finished_subagent_min_idle_iterations
         for verdict in finished(self.conversations, parent, self._number, bound):
             for one in verdict.group:
-                below = tuple(other.id for other in descendants(self.conversations, one.id))
-                self.cache.demote(one.id, below, priority)
+                below = descendants(self.conversations, one.id) if len(verdict.group) > 1 else ()
+                self.cache.demote(one.id, tuple([other.id for other in below]), priority)
                 one.demoted = True
 
     def _load(self, act: plans.Load) -> bool:
@@ -333,7 +333,7 @@ class Replica:
             return
         if sequence.pinned:
             sequence.spare.extend(free)
-        else:
+        elif len(free):
             self.cache.give(free)
         self._journal.note("commit", sequence.key, committed, sequence.committed, pages=free)
 

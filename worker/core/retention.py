@@ -69,9 +69,16 @@ class Retention:
 
     def plan(self, conversation: str, with_descendants: Iterable[str] = ()) -> CommittedRetentionHandle:
         """`with_descendants`: demoted ones, whose blocks do not count as another path."""
+        return CommittedRetentionHandle(self, self._covered(conversation, with_descendants), conversation)
+
+    def demote_now(self, conversation: str, with_descendants: Iterable[str], priority: int) -> list[ChangedStretch]:
+        """As a handle that is planned and applied at once."""
+        return self.demote(conversation, self._covered(conversation, with_descendants), priority)
+
+    def _covered(self, conversation: str, with_descendants: Iterable[str]) -> dict[str, int]:
         covered = dict.fromkeys((conversation, *with_descendants), self._births)
         self._births += 1
-        return CommittedRetentionHandle(self, covered, conversation)
+        return covered
 
     def demote(self, conversation: str, covered: Mapping[str, int], priority: int) -> list[ChangedStretch]:
         """From the leaves upward, in time linear in the runs of the `covered` conversations."""
@@ -98,8 +105,8 @@ class Retention:
         runs = {run.number: run for owner in covered for run in self._tree.owned(owner)}
         clear_children: dict[int, int] = {}
         parts: list[tuple[Run, int]] = []
-        for run in sorted(runs.values(), key=lambda run: (-run.start, run.number)):
-            if len(run.children) != clear_children.get(run.number, 0):
+        for run in sorted(runs.values(), key=lambda run: (-run.start, run.number)) if len(runs) > 1 else runs.values():
+            if run.children and len(run.children) != clear_children.get(run.number, 0):
                 continue
             first = max(run.held_length, run.stretches.first_of(run.length, is_covered))
             if first < run.length:
@@ -133,6 +140,8 @@ class Retention:
             if run.stretches.has_demoted:
                 path.append(run)
             run = run.parent
+        if not path:
+            return []
         return [one for run in reversed(path) for one in _told(run, self._tree.change(run, 0, raised))]
 
     # Durations.
@@ -143,6 +152,8 @@ class Retention:
         A block that is held waits: who lets go of it counts its duration anew.
         """
         self._now_ms = now_ms
+        if not self._lapses:
+            return []
         changed: list[ChangedStretch] = []
         waiting: dict[tuple[int, int], None] = {}
         while self._lapses and self._lapses[0][0] <= now_ms:

@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import msgspec
+
 from worker.core.types import DEFAULT_PRIORITY
 
 
@@ -25,7 +27,7 @@ class Terms(NamedTuple):
     demoted: bool = False
 
 
-class Change(NamedTuple):
+class Change(msgspec.Struct, frozen=True):
     """Blocks [start, stop) of a run went from `old` to `new`."""
 
     start: int
