@@ -38,8 +38,9 @@ from worker.core.demotion import descendants
 from worker.core.events import CacheEvent
 from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, LoadSnapshot
 from worker.core.plan import Plan
-from worker.core.replica import Replica, StepWork
+from worker.core.replica import Replica
 from worker.core.scheduler import Scheduler
+from worker.core.step_work import StepWork
 from worker.core.tiers import CopyWork, Tier
 from worker.core.types import Request, RequestKey, Sampled
 from worker.engine import Engine

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from worker.control import Pulled
 from worker.core.handoff import HandoffError, SessionRef
-from worker.core.replica import PullWork, Replica, StepWork
+from worker.core.replica import Replica
+from worker.core.step_work import PullWork, StepWork
 from worker.core.types import RequestKey
 from worker.memory.mover import Mover
 from worker.memory.transfer.client import PullResult, TransferClient

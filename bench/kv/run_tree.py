@@ -10,9 +10,10 @@ from worker.core.admission import Admission, Place
 from worker.core.batches import ChunkOf, batch_of
 from worker.core.config import CacheConfig, ReusePolicy
 from worker.core.live import Live
-from worker.core.replica import Replica, StepWork
+from worker.core.replica import Replica
 from worker.core.retentions import worth_of
 from worker.core.runs import Match
+from worker.core.step_work import StepWork
 from worker.core.tiers import CopyWork, Tier
 from worker.core.types import Phase, Request, RequestKey, Retention, Sampling, Stopping, TokenRange
 

@@ -97,7 +97,7 @@ def _owned(replica: Replica, conversation: str) -> list[tuple[Run, int, int, int
     """(run, start, stop, priority) of each stretch that it owns."""
     return [
         (run, start, stop, terms.priority)
-        for run in replica.cache.tree.owned(conversation)
+        for run in replica.cache.tree.owners.of(conversation)
         for start, stop, terms in run.stretches.of_length(run.length)
         if terms.owner == conversation
     ]

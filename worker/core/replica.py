@@ -7,70 +7,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from worker.core import plan as plans
-from worker.core.arrays import EMPTY, Growing, Int32s
+from worker.core.arrays import Growing
 from worker.core.batches import ChunkOf, batch_of
 from worker.core.cache import KvCache
 from worker.core.config import CacheConfig, ReusePolicy
 from worker.core.conversations import Conversations
 from worker.core.demotion import descendants, finished
-from worker.core.events import CacheEvent
 from worker.core.journal import Decision, Journal
 from worker.core.paths import path_pages
 from worker.core.plan import Plan
 from worker.core.runs import NOTHING, Hold, Match
 from worker.core.sequences import Sequence
-from worker.core.tiers import CopyWork, Tier
-from worker.core.types import Batch, PageId, RequestKey
-
-
-@dataclass(frozen=True, slots=True)
-class PullWork:
-    """Fill `pages` with blocks `first_block` and following of the session `source`."""
-
-    request: RequestKey
-    source: bytes
-    first_block: int
-    pages: Int32s
-
-
-@dataclass(frozen=True, slots=True)
-class PinWork:
-    """From the end of this step's forward, `pages` hold the first `num_tokens` tokens of this request for whoever
-    presents its session's secret."""
-
-    request: RequestKey
-    pages: Int32s
-    num_tokens: int
-
-
-@dataclass(slots=True)
-class StepWork:
-    """What one plan asks of a rank besides its own bookkeeping. `unpins`: these pins are over.
-
-    `copies`: between tiers, in this order; whatever else the step writes to a page that one of them reads is written
-    behind it. `events`: what changed in the cache, for those who follow it.
-    """
-
-    batch: Batch | None = None
-    pulls: list[PullWork] = field(default_factory=list)
-    pins: list[PinWork] = field(default_factory=list)
-    unpins: list[RequestKey] = field(default_factory=list)
-    copies: list[CopyWork] = field(default_factory=list)
-    events: list[CacheEvent] = field(default_factory=list)
-
-    def written_pages(self, block: int) -> Int32s:
-        """Pages of the device that the step itself or its pulls write to."""
-        parts = [pull.pages for pull in self.pulls]
-        if self.batch is not None:
-            parts.append(np.unique(self.batch.slots // block).astype(np.int32))
-            parts.append(np.array([target for _, target in self.batch.page_copies], np.int32))
-        return np.concatenate(parts) if parts else EMPTY
+from worker.core.step_work import PinWork, PullWork, StepWork
+from worker.core.tiers import Tier
+from worker.core.types import PageId, RequestKey
 
 
 class Replica:
@@ -211,7 +166,7 @@ class Replica:
         ):
             self._journal.note("forget", forgotten)
         if known is None or known.demoted:
-            if self.cache.tree.owned(act.conversation):
+            if self.cache.tree.owners.of(act.conversation):
                 self.cache.restore(act.conversation)
             conversation = self.conversations.find(act.conversation)
             assert conversation is not None

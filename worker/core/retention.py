@@ -102,7 +102,7 @@ class Retention:
         def is_covered(terms: Terms) -> bool:
             return terms.born <= covered.get(terms.owner, -1)
 
-        runs = {run.number: run for owner in covered for run in self._tree.owned(owner)}
+        runs = {run.number: run for owner in covered for run in self._tree.owners.of(owner)}
         clear_children: dict[int, int] = {}
         parts: list[tuple[Run, int]] = []
         for run in sorted(runs.values(), key=lambda run: (-run.start, run.number)) if len(runs) > 1 else runs.values():
@@ -123,7 +123,7 @@ class Retention:
             return terms._replace(priority=DEFAULT_PRIORITY, demoted=False) if is_ours else terms
 
         changed: list[ChangedStretch] = []
-        for run in sorted(self._tree.owned(conversation), key=lambda run: (run.start, run.number)):
+        for run in sorted(self._tree.owners.of(conversation), key=lambda run: (run.start, run.number)):
             changed += _told(run, self._tree.change(run, 0, raised))
         return changed
 

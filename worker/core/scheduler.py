@@ -28,8 +28,9 @@ from worker.core.outputs import (
     TokenOut,
 )
 from worker.core.plan import AnyAct, Plan
-from worker.core.replica import Replica, StepWork
+from worker.core.replica import Replica
 from worker.core.retentions import worth_of
+from worker.core.step_work import StepWork
 from worker.core.tiers import Tier
 from worker.core.types import FinishReason, Phase, Request, RequestKey, Sampled
 

@@ -19,7 +19,7 @@ from enginelink.block_keys import BlockScope, scope_key
 from worker.core import run_events
 from worker.core.arrays import EMPTY, Growing, Int32s
 from worker.core.events import KEY_BYTES, CacheEvent, Stored
-from worker.core.eviction import EvictionOrder
+from worker.core.holding import Holding
 from worker.core.owners import Owners
 from worker.core.paths import TOKEN_BYTES, below, descend, packed
 from worker.core.runs import NOTHING, Hold, Match, Run, Segment
@@ -42,11 +42,11 @@ class RunTree:
         self.owners = Owners()
         self._plan = 0
         self._released = 0
-        self.orders = tuple(EvictionOrder(tier, self._runs) for tier in Tier)
+        self._holding = Holding(self._runs)
+        self.orders = self._holding.orders
+        self.num_idle = self._holding.num_idle
         self.events: list[CacheEvent] | None = None
         self.on_split: Callable[[Run], None] = lambda lower: None
-        self.num_idle = [0] * NUM_TIERS
-        """Blocks of each tier that no hold covers."""
         self.num_blocks = 0
 
     def begin(self, plan: int) -> None:
@@ -78,7 +78,7 @@ class RunTree:
     def hold(self, scope: bytes, match: Match) -> Hold:
         """Keep what `match` found in `scope`; it must be fresh."""
         hold = Hold(match.run or self._root(scope), match.length)
-        self.attach(hold)
+        self._holding.attach(hold)
         return hold
 
     def release(self, hold: Hold) -> None:
@@ -99,113 +99,17 @@ class RunTree:
     def detach(self, hold: Hold) -> None:
         """Let go of the path as if it had not been used. A root that nothing needs is forgotten."""
         run = hold.run
-        run.holds.remove(hold)
-        if not run.held_children:
-            self._cover(run, max([one.length for one in run.holds]) if run.holds else 0)
-        parent = run.parent
-        if not run.holds and not run.held_children and parent is not None:
-            if run.ends[0]:
-                self._uncover_above(run)
-            else:
-                self._uncover_cold_above(run)
-        elif parent is None:
+        self._holding.detach(hold)
+        if run.parent is None:
             self._drop_if_empty_root(run)
 
     def attach(self, hold: Hold) -> None:
-        """Count the hold in; stops at the first ancestor that was held before."""
-        run = hold.run
-        was_held = bool(run.holds) or run.held_children > 0
-        run.holds.append(hold)
-        if hold.length > run.held_length:
-            self._cover(run, hold.length)
-        if was_held or run.parent is None:
-            return
-        if not run.ends[0]:
-            self._cover_cold_above(run)
-            return
-        # All that is above it lies on the device.
-        held = 0
-        parent: Run | None = run.parent
-        while parent is not None:
-            parent.held_children += 1
-            if parent.held_children > 1:
-                held = parent.start + parent.held_length
-                break
-            before, parent.held_length = parent.held_length, parent.pages.size
-            if parent.holds:
-                held = parent.start + before
-                break
-            parent = parent.parent
-        self.num_idle[0] -= run.start - held
+        """Count a hold in that was made elsewhere."""
+        self._holding.attach(hold)
 
     def move(self, hold: Hold, run: Run, length: int) -> None:
         """To another place of its path."""
-        if run is hold.run:
-            hold.length = length
-            if not run.held_children:
-                self._cover(run, max([one.length for one in run.holds]))
-            return
-        moved = Hold(run, length)
-        self.attach(moved)
-        self.detach(hold)
-        run.holds[run.holds.index(moved)] = hold
-        hold.run, hold.length = run, length
-
-    def _uncover_above(self, run: Run) -> None:
-        """No hold needs `run` any more, which begins on the device, as does all that is above it."""
-        held = 0
-        parent = run.parent
-        while parent is not None:
-            parent.held_children -= 1
-            if parent.held_children:
-                held = parent.start + parent.held_length
-                break
-            if parent.holds:
-                parent.held_length = max([one.length for one in parent.holds])
-                held = parent.start + parent.held_length
-                break
-            parent.held_length = 0
-            parent = parent.parent
-        self.num_idle[0] += run.start - held
-
-    def _uncover_cold_above(self, run: Run) -> None:
-        """As `_uncover_above`, of a run that begins in a colder tier: those above it may be evictable now."""
-        parent = run.parent
-        while parent is not None:
-            parent.held_children -= 1
-            if parent.held_children:
-                return
-            self._cover(parent, max([one.length for one in parent.holds], default=0))
-            if parent.holds:
-                return
-            parent = parent.parent
-
-    def _cover_cold_above(self, run: Run) -> None:
-        """The first hold of `run`, which begins in a colder tier, needs what is above it."""
-        parent = run.parent
-        while parent is not None:
-            parent.held_children += 1
-            if parent.held_children > 1:
-                return
-            self._cover(parent, parent.length)
-            if parent.holds:
-                return
-            parent = parent.parent
-
-    def _cover(self, run: Run, length: int) -> None:
-        """Holds cover the first `length` blocks of `run` now; what they covered before may be evictable."""
-        before = run.held_length
-        if length == before:
-            return
-        run.held_length = length
-        if run.ends[0] == run.pages.size:
-            self.num_idle[0] += before - length
-        else:
-            low, high = min(before, length), max(before, length)
-            for start, stop, tier in run_events.by_tier(run, low, high):
-                self.num_idle[tier] += stop - start if length < before else start - stop
-        if length < before:
-            self._enqueue(run)
+        self._holding.move(hold, run, length)
 
     # Growing.
 
@@ -269,7 +173,7 @@ class RunTree:
     def enqueue_all(self) -> None:
         """After `restore` and the holds that belong to it."""
         for run in self._runs.values():
-            self._enqueue(run)
+            self._holding.enqueue(run)
 
     def _split(self, run: Run, length: int) -> Run:
         """Cut `run` after `length` blocks; returns the upper part, which keeps number and parent."""
@@ -308,8 +212,8 @@ class RunTree:
         run.held_children = int(lower.is_held)
         self.owners.add_all(lower)
         self.owners.lost(run, lower.stretches.owners())
-        self._enqueue(run)
-        self._enqueue(lower)
+        self._holding.enqueue(run)
+        self._holding.enqueue(lower)
         self.on_split(lower)
         return run
 
@@ -381,8 +285,8 @@ class RunTree:
         if run.parent is not None and run.first_tier is not before:
             run.parent.first_tiers[before] -= 1
             run.parent.first_tiers[run.first_tier] += 1
-            self._enqueue(run.parent)
-        self._enqueue(run)
+            self._holding.enqueue(run.parent)
+        self._holding.enqueue(run)
 
     def _by_tier(self, run: Run, start: int, stop: int) -> list[tuple[int, int, Tier]]:
         """Where these blocks are before a move; empty where nobody listens."""
@@ -465,10 +369,6 @@ class RunTree:
 
     # Bookkeeping.
 
-    def owned(self, owner: str) -> list[Run]:
-        """Runs in which this conversation owns blocks, in the order in which it came to own some."""
-        return self.owners.of(owner)
-
     @staticmethod
     def _top(run: Run) -> int:
         own = run.stretches.top() if run.parent is not None else -1
@@ -477,7 +377,7 @@ class RunTree:
     def _retop(self, run: Run) -> None:
         """Priorities of `run` or right below it changed: bring its own place and its ancestors' up to date."""
         while True:
-            self._enqueue(run)
+            self._holding.enqueue(run)
             parent = run.parent
             top = self._top(run)
             if top == run.top or parent is None:
@@ -488,17 +388,6 @@ class RunTree:
                 _count(parent.below, top, 1)
             run.top = top
             run = parent
-
-    def _enqueue(self, run: Run) -> None:
-        """Into the order of each tier that some of its blocks can leave."""
-        start = run.held_length
-        first_tiers = run.first_tiers
-        for tier, end in enumerate(run.ends):
-            if first_tiers[tier]:
-                return
-            if end > start:
-                self.orders[tier].add(run)
-                start = end
 
 
 def _count(counts: dict[int, int], what: int, by: int) -> None:

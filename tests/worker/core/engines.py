@@ -11,8 +11,9 @@ import numpy as np
 from worker.core.config import CacheConfig, ReusePolicy
 from worker.core.outputs import Output
 from worker.core.plan import decode, encode
-from worker.core.replica import Replica, StepWork
+from worker.core.replica import Replica
 from worker.core.scheduler import Rejection, Scheduler, SchedulerConfig
+from worker.core.step_work import StepWork
 from worker.core.tiers import CopyWork
 from worker.core.types import Phase, Request, RequestKey, Sampled, Sampling, Stopping
 

@@ -20,8 +20,9 @@ from worker.core.conversations import News, StopReason
 from worker.core.journal import Decision
 from worker.core.outputs import Failed, Finished, HandoffReady
 from worker.core.plan import decode, encode
-from worker.core.replica import Replica, StepWork
+from worker.core.replica import Replica
 from worker.core.scheduler import Scheduler, SchedulerConfig
+from worker.core.step_work import StepWork
 from worker.core.tiers import CopyEnded, CopyWork
 from worker.core.types import Phase, Request, RequestKey, Retention, Sampled, Sampling, Stopping, TokenRange
 

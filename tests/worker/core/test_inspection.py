@@ -105,7 +105,7 @@ def test_what_is_left_to_a_request_is_told_as_held() -> None:
 
 def test_an_evicted_block_tells_why_and_an_unknown_one_that_it_is_unknown() -> None:
     engine = family_of_two()
-    run = engine.replica.cache.tree.owned("two")[0]
+    run = engine.replica.cache.tree.owners.of("two")[0]
     key = run.key(0)
     engine.scheduler.clear()
     engine.step()

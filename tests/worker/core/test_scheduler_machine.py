@@ -14,8 +14,9 @@ from worker.core.config import CacheConfig, ReusePolicy
 from worker.core.conversations import News, StopReason
 from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, Output, Started, TokenOut
 from worker.core.plan import decode, encode
-from worker.core.replica import PullWork, Replica
+from worker.core.replica import Replica
 from worker.core.scheduler import Scheduler, SchedulerConfig
+from worker.core.step_work import PullWork
 from worker.core.tiers import CopyWork, Tier
 from worker.core.types import (
     Batch,
