@@ -22,10 +22,10 @@ def soaked(*command: str, **asked: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_sound_core_goes_through_a_short_soak() -> None:
-    ended = soaked("-m", "tests.soak", STEPS="300", SEED="7")
+    ended = soaked("-m", "tests.soak", STEPS="5000", SEED="7")
 
     assert ended.returncode == 0, ended.stdout
-    assert ended.stdout.startswith("seed 7: 300 steps")
+    assert ended.stdout.startswith("seed 7: 5000 steps")
 
 
 def test_a_core_whose_eviction_ignores_what_hangs_below_is_found_and_its_game_is_named() -> None:

@@ -34,4 +34,4 @@ class Caches(RuleBasedStateMachine):
 
 
 TestCaches = pytest.mark.timeout(SHRINKS_FOR_S)(Caches.TestCase)
-TestCaches.settings = settings(max_examples=160, stateful_step_count=60, deadline=None)
+TestCaches.settings = settings(max_examples=60, stateful_step_count=150, deadline=None)
