@@ -127,6 +127,7 @@ class KvCache:
         unused = EMPTY
         if found.blocks:
             unused = self._join(hold, found, pages)
+            sequence.extends = False
         if found.blocks < len(pages):
             start = first + found.blocks
             terms = sequence.terms(start, full, self.retention.births)

@@ -26,7 +26,7 @@ class Sequence:
     be reading its pages, so those that a commit replaces wait as `spare` till its release. `copy_from`: a page whose
     content its first page starts with, until that one is taken. `prefills`: its prompt is not done yet, and its
     conversation waits to hear of it. `returns`: its first chunk is a return of its conversation. `worth`: its blocks'
-    priorities, by rising first block. `extends`: it has added a block to the path that it found.
+    priorities, by rising first block. `extends`: it has added a block behind what it found last.
     """
 
     key: RequestKey

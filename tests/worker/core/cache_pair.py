@@ -196,7 +196,8 @@ class CachePair:
             return False
         key = able[dice(len(able))]
         request = self.naive.requests[key]
-        self._compute(key, 1 + dice(min(len(request.tokens), MAX_TOKENS) - request.computed))
+        left = min(len(request.tokens), MAX_TOKENS) - request.computed
+        self._compute(key, 1 + dice(left) if dice(2) else min(left, BLOCK))
         return True
 
     def _compute(self, key: int, count: int) -> None:
@@ -338,6 +339,16 @@ class CachePair:
         priority = (0, 20, 40)[dice(3)]
         handle.apply(priority)
         self.naive.cache.demote(name, covered, priority)
+        return True
+
+    def demote(self, dice: Dice) -> bool:
+        """A conversation that owns something is demoted, whatever it does."""
+        owners = sorted({block.owner for block in self.naive.cache.blocks()} - {""})
+        if not owners:
+            return False
+        name = owners[dice(len(owners))]
+        self.real.cache.plan_committed_retention(name).apply(1)
+        self.naive.cache.demote(name, self.naive.cache.owned([name]), 1)
         return True
 
     def clear(self, dice: Dice) -> bool:
@@ -495,6 +506,6 @@ Rule = Callable[[CachePair, Dice], bool]
 RULES: dict[str, int] = {
     "next_plan": 8, "admit": 6, "chunk": 14, "release": 4, "suspend": 1, "resume": 1, "abandon": 1, "gather": 2,
     "load": 4, "copy_ends": 4, "tier_fails": 1, "hear_of": 1, "return_elsewhere": 1, "plan_retention": 1,
-    "apply_retention": 1, "clear": 1, "look_up": 1,
+    "apply_retention": 1, "demote": 1, "clear": 1, "look_up": 1,
 }  # fmt: skip
 """Each rule, and how often it is tried."""

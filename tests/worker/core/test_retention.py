@@ -9,7 +9,7 @@ import gc
 
 import pytest
 
-from tests.worker.core.engines import make_engine
+from tests.worker.core.engines import ANSWER, make_engine
 from tests.worker.core.trees import SCOPE, Tree, ids
 from worker.core.config import ReusePolicy
 from worker.core.paths import segments
@@ -230,6 +230,31 @@ def test_demoted_blocks_that_another_conversation_extends_have_the_default_prior
     assert priorities(tree, 1, 1, 2, 2) == [DEFAULT_PRIORITY, LOW]
     assert tree.evict(1) == [2]
     assert tree.cached(9, 9) == 1
+
+
+@pytest.mark.parametrize(("answer", "after"), [(2, [DEFAULT_PRIORITY, LOW]), (4, [DEFAULT_PRIORITY] * 3)])
+def test_demoted_blocks_that_a_running_request_finds_and_extends_have_the_default_priority_again(
+    answer: int, after: list[int]
+) -> None:
+    """Its answer comes to be what a child's prompt was; the child's block is raised where it goes on behind that."""
+    engine = make_engine(
+        num_pages=16,
+        policy=ReusePolicy.PER_CONVERSATION,
+        finished_subagent_priority=LOW,
+        finished_subagent_min_idle_iterations=0,
+    )
+    engine.submit(1, [1, 1], max_tokens=answer + 1, conversation="another")
+    engine.step()
+    engine.submit(2, [1, 1, ANSWER, ANSWER, 8], conversation="child", parent="parent")
+    engine.step()
+    engine.scheduler.returned("parent", "turn")
+    engine.step()
+    (run,) = (run for run in engine.replica.cache.tree.runs() if run.parent is not None)
+    assert [run.stretches.priority_at(block) for block in range(run.length)] == [DEFAULT_PRIORITY, LOW]
+
+    engine.run()
+
+    assert [run.stretches.priority_at(block) for block in range(run.length)] == after
 
 
 def test_demoted_blocks_that_are_only_read_stay_demoted() -> None:
