@@ -23,11 +23,11 @@ from worker.commands import Command, Copied, Pulled, Released
 from worker.control import Facts, Leader, Setup, gather
 from worker.control import Pulled as RankPulled
 from worker.copy_board import CopyBoard
-from worker.core.config import CacheConfig
+from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.handoff import KvSource
 from worker.core.networks import AllowedNetworks
 from worker.core.recording import Failure, Header
-from worker.core.scheduler import Scheduler, SchedulerConfig
+from worker.core.scheduler import Scheduler
 from worker.core.shards import kv_head_ranges
 from worker.core.tiers import CopyEnded, CopyWork
 from worker.core.types import Request, RequestKey

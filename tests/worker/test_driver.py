@@ -11,11 +11,11 @@ import torch
 from worker.checks import Checks
 from worker.commands import Cancel, Command, Pulled, Returned, Stop, Submit, TakeKvSnapshot
 from worker.core import plan as plans
-from worker.core.config import CacheConfig
+from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.events import CacheEvent, Removed, Stored
 from worker.core.outputs import Finished, KvArrived
 from worker.core.replica import Replica
-from worker.core.scheduler import Scheduler, SchedulerConfig
+from worker.core.scheduler import Scheduler
 from worker.core.step_work import StepWork
 from worker.core.types import FinishReason, Phase, Request, RequestKey, Sampling, Stopping
 from worker.driver import Driver

@@ -41,3 +41,20 @@ class CacheConfig:
     max_offload_pages_per_plan: int = 256
     max_onboard_pages_per_plan: int = 256
     tells_events: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """`max_batch_size`: requests that run at once; never more than `max_num_tokens`, so that each gets a token a step.
+
+    `handoff_timeout_ms`: how long a context leg's pages wait for the generation side. `max_util_for_resume`: a
+    suspended request is admitted again only while so much of the device's pages would be in use. `idle_step_ms`: how
+    often an idle worker makes an empty plan while a finished sub-agent is too young to be demoted.
+    """
+
+    max_batch_size: int = 64
+    max_num_tokens: int = 2048
+    max_queued_requests: int = 1024
+    handoff_timeout_ms: int = 60_000
+    max_util_for_resume: float = 0.95
+    idle_step_ms: int = 30

@@ -66,6 +66,15 @@ class Live:
         """It takes its pages from another worker; not after it was suspended, when it prefills like any other."""
         return self.request.phase is Phase.GENERATION and not self.pulled
 
+    @property
+    def may_step(self) -> bool:
+        return self.stage in (Stage.PREFILL, Stage.DECODING)
+
+    @property
+    def is_running(self) -> bool:
+        """It has pages, and is neither done nor given up."""
+        return self.stage in (Stage.LOADING, Stage.PREFILL, Stage.DECODING, Stage.PULLING)
+
     def ending(self) -> tuple[FinishReason, int | None] | None:
         """Why the answer ends with the last token of `output`, and which token stopped it."""
         stopping = self.request.stopping

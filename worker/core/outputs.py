@@ -15,6 +15,15 @@ from worker.core.types import FinishReason, Logprobs, RequestKey
 
 
 @dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a request is not taken; `code` is OpenEngine's ErrorCode without its prefix."""
+
+    code: str
+    message: str
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Started:
     """It left the queue. `cached_tokens`: prompt tokens in whole blocks that this worker need not compute again."""
 

@@ -10,11 +10,11 @@ request is admitted only if those that run keep the pages that they are going to
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from worker.core import plan as plans
 from worker.core.admission import Admission, Place
-from worker.core.config import ReusePolicy
+from worker.core.config import SchedulerConfig
 from worker.core.conversations import News, StopReason
 from worker.core.live import Live, Stage
 from worker.core.outputs import (
@@ -24,44 +24,19 @@ from worker.core.outputs import (
     KvArrived,
     LoadSnapshot,
     Output,
+    Rejection,
     Started,
     TokenOut,
 )
 from worker.core.plan import AnyAct, Plan
 from worker.core.replica import Replica
-from worker.core.retentions import worth_of
+from worker.core.shares import share_out
 from worker.core.step_work import StepWork
 from worker.core.tiers import Tier
 from worker.core.types import FinishReason, Phase, Request, RequestKey, Sampled
 
 LOOKAHEAD = 32
 """Queued requests that a step looks at behind one that waits for a sibling's prefill."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    """`max_batch_size`: requests that run at once; never more than `max_num_tokens`, so that each gets a token a step.
-
-    `handoff_timeout_ms`: how long a context leg's pages wait for the generation side. `max_util_for_resume`: a
-    suspended request is admitted again only while so much of the device's pages would be in use. `idle_step_ms`: how
-    often an idle worker makes an empty plan while a finished sub-agent is too young to be demoted.
-    """
-
-    max_batch_size: int = 64
-    max_num_tokens: int = 2048
-    max_queued_requests: int = 1024
-    handoff_timeout_ms: int = 60_000
-    max_util_for_resume: float = 0.95
-    idle_step_ms: int = 30
-
-
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """Why a request is not taken; `code` is OpenEngine's ErrorCode without its prefix."""
-
-    code: str
-    message: str
-    retryable: bool
 
 
 class Scheduler:
@@ -96,13 +71,11 @@ class Scheduler:
         A generation leg whose first token is its last is over at once: there is nothing to pull.
         """
         prompt = len(request.token_ids)
-        if prompt == 0:
-            return Rejection("INVALID_ARGUMENT", "the prompt is empty", retryable=False)
-        if prompt > self._capacity:
-            message = f"the prompt has {prompt} tokens, and this worker's cache holds {self._capacity}"
-            return Rejection("INVALID_ARGUMENT", message, retryable=False)
-        if len(self._queue) >= self._config.max_queued_requests:
-            return Rejection("OVERLOADED", f"{len(self._queue)} requests are queued", retryable=True)
+        refusal = self._admission.refusal(prompt)
+        if refusal is None and len(self._queue) >= self._config.max_queued_requests:
+            refusal = Rejection("OVERLOADED", f"{len(self._queue)} requests are queued", retryable=True)
+        if refusal is not None:
+            return refusal
         # The last token of an answer needs no page: it is not fed again.
         room = self._capacity - prompt + request.resumed_tokens + 1
         if request.stopping.max_tokens > room:
@@ -200,7 +173,7 @@ class Scheduler:
     def load(self) -> LoadSnapshot:
         cache = self._replica.cache
         return LoadSnapshot(
-            running=sum(map(self._is_running, self._live.values())),
+            running=sum(live.is_running for live in self._live.values()),
             queued=len(self._queue),
             queued_tokens=sum(len(live.request.token_ids) for live in self._queue),
             used_pages=cache.num_in_use,
@@ -233,20 +206,22 @@ class Scheduler:
         loading = sorted((live for live in self._live.values() if live.stage is Stage.LOADING), key=lambda one: one.age)
         for live in loading:
             self._end_loading(live)
-        running = sorted((live for live in self._live.values() if self._may_step(live)), key=lambda live: live.age)
-        shares = self._share_out(running)
-        shares += self._admit(self._config.max_num_tokens - sum(count for _, count in shares), self._reserve())
+        running = sorted((live for live in self._live.values() if live.may_step), key=lambda live: live.age)
+        budget, sequences = self._config.max_num_tokens, self._replica.sequences
+        counts = share_out(budget, [sequences[live.request.key] for live in running])
+        shares = [*zip(running, counts, strict=True)]
+        shares += self._admit(budget - sum(counts), self._admission.reserve(self._live.values()))
         for live, count in shares:
             if count and live.stage is Stage.PREFILL and live.returns:
                 live.returns = False
                 self._act(plans.Return(live.request.key))
-        counts = {live.request.key: count for live, count in shares}
+        to_compute = {live.request.key: count for live, count in shares if count}
         # The youngest makes way: whoever is in this step's forward already must be older than those that still ask.
         for live in sorted(self._live.values(), key=lambda one: one.age):
             if live.stage is Stage.LOADING:
                 self._load(live)
-            elif self._may_step(live) and counts.get(live.request.key):
-                self._compute(live, counts[live.request.key], now_ms)
+            elif live.may_step and live.request.key in to_compute:
+                self._compute(live, to_compute[live.request.key], now_ms)
         work = self._replica.finish()
         self._stalled = not (self._acts or self._told or work.copies)
         return Plan(self._number, now_ms, tuple(self._acts)), work
@@ -258,48 +233,11 @@ class Scheduler:
         works = (Stage.PREFILL, Stage.DECODING, Stage.LOADING)
         return bool(self._due or self._told or self._queue) or any(one.stage in works for one in self._live.values())
 
-    @staticmethod
-    def _may_step(live: Live) -> bool:
-        return live.stage in (Stage.PREFILL, Stage.DECODING)
-
-    @staticmethod
-    def _is_running(live: Live) -> bool:
-        return live.stage in (Stage.LOADING, Stage.PREFILL, Stage.DECODING, Stage.PULLING)
-
     def _act(self, act: AnyAct) -> bool:
         done = self._replica.act(act)
         if done:
             self._acts.append(act)
         return done
-
-    def _share_out(self, running: list[Live]) -> list[tuple[Live, int]]:
-        """Tokens of this step for those that run, oldest first in the list; those that decode have theirs first."""
-        budget = self._config.max_num_tokens
-        left = {live.request.key: self._tokens_left(live) for live in running}
-        shares: dict[RequestKey, int] = {}
-        for live in sorted(running, key=lambda live: left[live.request.key] > 1):
-            shares[live.request.key] = min(left[live.request.key], budget)
-            budget -= shares[live.request.key]
-        return [(live, shares[live.request.key]) for live in running if shares[live.request.key]]
-
-    def _tokens_left(self, live: Live) -> int:
-        """Known tokens that are not computed yet."""
-        sequence = self._replica.sequences[live.request.key]
-        return sequence.length - sequence.computed
-
-    def _reserve(self) -> int:
-        """Pages that those that run are going to need: for what is known, and one each for what they will say."""
-        reserve = 0
-        for live in self._live.values():
-            if not self._is_running(live):
-                continue
-            sequence = self._replica.sequences[live.request.key]
-            reserve += 1
-            if live.stage is not Stage.PULLING:
-                reserve += sequence.pages_needed(sequence.length, self._block)
-            if live.stage is Stage.LOADING:
-                reserve += self._replica.cache.num_cold(sequence.hold)
-        return reserve
 
     def _compute(self, live: Live, count: int, now_ms: int) -> None:
         """Put `count` tokens of `live` into the step, fewer where pages lack; suspends the youngest if none is left."""
@@ -311,7 +249,7 @@ class Scheduler:
                 break
             if not self._suspend_younger(live):
                 return
-        left = self._tokens_left(live)
+        left = sequence.tokens_left
         count = min(count, fitting)
         done = self._act(plans.Chunk(key, count, count == left))
         assert done, "a chunk was cut to the pages that there are"
@@ -390,7 +328,7 @@ class Scheduler:
         They hold their matches from here on; the caller takes their pages, which there are: `reserve` was kept.
         """
         slots = min(self._config.max_batch_size, self._config.max_num_tokens)
-        slots -= sum(map(self._is_running, self._live.values()))
+        slots -= sum(live.is_running for live in self._live.values())
         admitted: list[tuple[Live, int]] = []
         waiting = 0
         for live in list(self._queue):
@@ -401,7 +339,10 @@ class Scheduler:
             if self._admission.sibling_is_ahead(live, place, self._live.values()):
                 waiting += 1
                 continue
-            if place.cost > room or (live.started and not self._may_resume(place.cost)):
+            if place.cost > room or (
+                live.started
+                and not self._admission.may_resume(place.cost, self._live.values(), self._config.max_util_for_resume)
+            ):
                 break
             self._queue.remove(live)
             count = self._hold(live, place, budget)
@@ -412,38 +353,12 @@ class Scheduler:
         return admitted
 
     def _may_resume(self, cost: int) -> bool:
-        """A suspended request comes back only where others would not have to go for it at once."""
-        cache = self._replica.cache
-        if not any(map(self._is_running, self._live.values())):
-            return True
-        return cache.num_in_use + cost <= self._config.max_util_for_resume * self._replica.config.num_pages
+        return self._admission.may_resume(cost, self._live.values(), self._config.max_util_for_resume)
 
     def _hold(self, live: Live, place: Place, budget: int) -> int:
         """Admit `live` behind its match; returns the tokens of its first chunk, 0 where it has to wait for pages."""
         request = live.request
-        match, part = place.match, place.part
-        matched = match.blocks * self._block
-        config = self._replica.config
-        per_request = config.policy is ReusePolicy.PER_REQUEST
-        self._act(
-            plans.Admit(
-                key=request.key,
-                scope=request.salt,
-                run=match.run.number if match.run is not None else 0,
-                length=match.length,
-                matched=matched,
-                token_ids=plans.pack((request.token_ids if live.pulls else place.tokens)[matched:]),
-                commit_until=len(request.token_ids) if per_request else self._capacity,
-                copy=(part.run.number, part.index, part.tokens) if part is not None else None,
-                conversation=request.conversation,
-                parent=request.parent,
-                prefills=request.phase is not Phase.GENERATION and len(live.output) == request.resumed_tokens,
-                resumed=live.started,
-                worth=worth_of(request.retention, len(request.token_ids) - request.resumed_tokens, self._block),
-                turn=request.turn,
-                prompt_hash=request.prompt_hash,
-            )
-        )
+        self._act(self._admission.act(live, place))
         live.started = True
         sequence = self._replica.sequences[request.key]
         live.returns |= sequence.returns
@@ -455,9 +370,9 @@ class Scheduler:
         live.stage = Stage.PREFILL
         if not live.announced:
             live.announced = True
-            live.cached_tokens = matched
-            self._told.append(Started(request.key, matched))
-        return min(self._tokens_left(live), budget)
+            live.cached_tokens = place.match.blocks * self._block
+            self._told.append(Started(request.key, live.cached_tokens))
+        return min(sequence.tokens_left, budget)
 
     def _begin_pull(self, live: Live) -> None:
         key = live.request.key

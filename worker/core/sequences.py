@@ -53,6 +53,11 @@ class Sequence:
         """Tokens known so far, the last sampled one included."""
         return self.base + self.tokens.size
 
+    @property
+    def tokens_left(self) -> int:
+        """Known tokens that are not computed yet."""
+        return self.length - self.computed
+
     def token_slice(self, start: int, stop: int) -> Int32s:
         return self.tokens.view[start - self.base : stop - self.base]
 

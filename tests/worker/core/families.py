@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tests.worker.core.engines import ANSWER, make_request
-from worker.core.config import CacheConfig, ReusePolicy
+from worker.core.config import CacheConfig, ReusePolicy, SchedulerConfig
 from worker.core.plan import encode
 from worker.core.replica import Replica
-from worker.core.scheduler import Scheduler, SchedulerConfig
+from worker.core.scheduler import Scheduler
 from worker.core.tiers import CopyWork
 from worker.core.types import Phase, RequestKey, Sampled
 

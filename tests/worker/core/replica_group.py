@@ -15,13 +15,13 @@ import numpy as np
 from tests.worker.core.cache_pair import Dice
 from worker.copy_board import CopyBoard
 from worker.core import checkpoint
-from worker.core.config import CacheConfig, ReusePolicy
+from worker.core.config import CacheConfig, ReusePolicy, SchedulerConfig
 from worker.core.conversations import News, StopReason
 from worker.core.journal import Decision
 from worker.core.outputs import Failed, Finished, HandoffReady
 from worker.core.plan import decode, encode
 from worker.core.replica import Replica
-from worker.core.scheduler import Scheduler, SchedulerConfig
+from worker.core.scheduler import Scheduler
 from worker.core.step_work import StepWork
 from worker.core.tiers import CopyEnded, CopyWork
 from worker.core.types import Phase, Request, RequestKey, Retention, Sampled, Sampling, Stopping, TokenRange

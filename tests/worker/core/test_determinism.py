@@ -11,11 +11,11 @@ import msgspec
 import pytest
 
 from tests.worker.core.engines import ANSWER, make_engine, make_request
-from worker.core.config import CacheConfig, ReusePolicy
+from worker.core.config import CacheConfig, ReusePolicy, SchedulerConfig
 from worker.core.journal import REMEMBERED, Journal
 from worker.core.plan import decode, encode
 from worker.core.replica import Replica
-from worker.core.scheduler import Scheduler, SchedulerConfig
+from worker.core.scheduler import Scheduler
 from worker.core.tiers import Tier
 from worker.core.types import Phase, RequestKey, Sampled
 

@@ -6,8 +6,7 @@ import pytest
 
 from tests.worker.core.engines import ANSWER, TestEngine, make_engine
 from worker.core.config import ReusePolicy
-from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, Started, TokenOut
-from worker.core.scheduler import Rejection
+from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, Rejection, Started, TokenOut
 from worker.core.types import FinishReason, Phase, RequestKey
 
 ONE, TWO, THREE, FOUR = RequestKey(1), RequestKey(2), RequestKey(3), RequestKey(4)

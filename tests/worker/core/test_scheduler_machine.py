@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from worker.core import checkpoint
-from worker.core.config import CacheConfig, ReusePolicy
+from worker.core.config import CacheConfig, ReusePolicy, SchedulerConfig
 from worker.core.conversations import News, StopReason
 from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, Output, Started, TokenOut
 from worker.core.plan import decode, encode
 from worker.core.replica import Replica
-from worker.core.scheduler import Scheduler, SchedulerConfig
+from worker.core.scheduler import Scheduler
 from worker.core.step_work import PullWork
 from worker.core.tiers import CopyWork, Tier
 from worker.core.types import (

@@ -10,9 +10,8 @@ import pytest
 
 from tests.worker.core.engines import TestEngine, make_engine
 from tests.worker.core.trees import SCOPE, Tree, ids
-from worker.core.outputs import Finished, Started
+from worker.core.outputs import Finished, Rejection, Started
 from worker.core.paths import path_pages, segments
-from worker.core.scheduler import Rejection
 from worker.core.stats import BELOW_THRESHOLD, CAPACITY, COPY_FAILED, NO_COLDER_TIER, TIER_OFF
 from worker.core.tiers import Tier
 from worker.core.tree import RunTree
