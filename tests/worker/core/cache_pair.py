@@ -5,20 +5,18 @@ It plays the scheduler, but a wilder one: what is done next, and to whom, is thr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from tests.worker.core.naive_cache import Block, Tokens
+from tests.worker.core.cache_pictures import Listener, check_alike
+from tests.worker.core.naive_cache import Block
 from tests.worker.core.naive_replica import NaiveReplica, NaiveRequest, Worth
 from worker.core import plan as plans
 from worker.core.config import CacheConfig, ReusePolicy
 from worker.core.conversations import News, StopReason
-from worker.core.events import KEY_BYTES, CacheEvent, Cleared, Removed, Stored
 from worker.core.replica import Replica
 from worker.core.retention import CommittedRetentionHandle
-from worker.core.runs import Run
 from worker.core.tiers import Tier
 from worker.core.types import RequestKey
 
@@ -70,7 +68,7 @@ class CachePair:
         self.suspended: list[tuple[NaiveRequest, bool]] = []
         self.pulling: set[int] = set()
         self.handles: list[tuple[str, CommittedRetentionHandle, set[Block]]] = []
-        self.told: dict[bytes, Tier] = {}
+        self.listener = Listener()
         self.histories: list[list[int]] = [[1, 2] * 8, [1, 2, 2, 1] * 4, [2, 1, 1] * 5]
         self._begin()
 
@@ -78,10 +76,10 @@ class CachePair:
 
     def next_plan(self, dice: Dice) -> bool:
         """This plan is closed, time passes, and what it computed is committed in the next."""
-        self.follow(self.real.finish().events)
+        self.listener.hear(self.real.finish().events)
         self.naive.finish()
         self.compare()
-        self.check_events()
+        self.listener.check(self.real)
         self.now_ms += (0, 1, 10, 20)[dice(4)]
         self._begin()
         for key in self.sampled:
@@ -377,41 +375,7 @@ class CachePair:
     def compare(self) -> None:
         """Every invariant of the real one, and all that is told of either is told of both."""
         self.real.check()
-        cache, naive = self.real.cache, self.naive.cache
-        held = naive.held()
-        _same(
-            "blocks", dict(self._real_blocks()), {block.path: _told(block, block in held) for block in naive.blocks()}
-        )
-        for tier in Tier:
-            counts = cache.pools.counts(tier)
-            mine = (len(cache.pools.free[tier]), counts.cached, counts.moving)
-            assert mine == (naive.num_free(tier), naive.num_idle(tier), naive.num_leaving(tier)), (
-                f"pages of {tier.name}"
-            )
-        _same("requests", *self._requests())
-        running = {
-            number: (one.work.source, one.work.target, len(one.work.sources))
-            for number, one in cache.pools.copies.running.items()
-        }
-        _same(
-            "copies",
-            running,
-            {number: (one.source, one.target, len(one.blocks)) for number, one in naive.copies.items()},
-        )
-        dropped = {reason: count for reason, count in cache.stats.evicted_pages.items() if count}
-        _same("dropped", dropped, dict(naive.dropped))
-        known = {
-            one.id: (one.parent, one.legs, one.generating, one.last_context_step, one.demoted)
-            for one in self.real.conversations
-        }
-        _same(
-            "conversations",
-            known,
-            {
-                name: (one.parent, one.legs, one.generating, one.last_context_step, one.demoted)
-                for name, one in self.naive.conversations.items()
-            },
-        )
+        check_alike(self.real, self.naive)
 
     def settle(self, dice: Dice) -> None:
         """Every copy ends, every request is over, and nothing is held."""
@@ -425,84 +389,7 @@ class CachePair:
         self.compare()
         assert self.real.cache.num_available == self.config.num_pages, "pages that nobody gave back"
 
-    def _real_blocks(self) -> Iterator[tuple[tuple[bytes, Tokens], tuple[Any, ...]]]:
-        left: list[tuple[Run, bytes, Tokens]] = []
-        for run in self.real.cache.tree.runs():
-            if run.parent is None:
-                left += [(child, run.scope, ()) for child in run.children.values()]
-        while left:
-            run, scope, before = left.pop()
-            tokens = before + tuple(np.frombuffer(bytes(run.tokens), np.int32).tolist())
-            held = run.held_length
-            for start, stop, terms in run.stretches.of_length(run.length):
-                for at in range(start, stop):
-                    stamp = None if at < held else run.stamp
-                    kept = (terms.owner, terms.priority, terms.duration_ms, terms.until_ms, terms.demoted)
-                    yield (scope, tokens[: len(before) + (at + 1) * BLOCK]), (run.tier_of(at), stamp, at == 0, *kept)
-            left += [(child, scope, tokens) for child in run.children.values()]
 
-    def _requests(self) -> tuple[dict[int, tuple[Any, ...]], dict[int, tuple[Any, ...]]]:
-        real = {
-            int(key): (
-                one.committed,
-                one.pages.size - one.committed,
-                one.spare.size,
-                one.computed,
-                one.loading,
-                one.returns,
-                one.length,
-            )
-            for key, one in self.real.sequences.items()
-        }
-        naive = {
-            key: (
-                self.naive.committed(key),
-                self.naive.cache.private[key] - one.spare,
-                one.spare,
-                one.computed,
-                one.loading,
-                one.returns,
-                len(one.tokens),
-            )
-            for key, one in self.naive.requests.items()
-        }
-        return real, naive
-
-    def follow(self, events: list[CacheEvent]) -> None:
-        """As somebody outside does who knows the cache by its events alone."""
-        for event in events:
-            if isinstance(event, Stored | Removed):
-                for at in range(0, len(event.keys), KEY_BYTES):
-                    key = event.keys[at : at + KEY_BYTES]
-                    if isinstance(event, Stored):
-                        assert key not in self.told, "stored twice"
-                        self.told[key] = event.tier
-                    else:
-                        assert self.told.pop(key) is event.tier, "removed from where it was not"
-            elif isinstance(event, Cleared):
-                self.told.clear()
-
-    def check_events(self) -> None:
-        runs = [run for run in self.real.cache.tree.runs() if run.parent is not None]
-        assert self.told == {run.key(at): run.tier_of(at) for run in runs for at in range(run.length)}, "events"
-
-
-def _told(block: Block, is_held: bool) -> tuple[Any, ...]:
-    kept = (block.owner, block.priority, block.duration_ms, block.until_ms, block.demoted)
-    return (block.tier, None if is_held else block.stamp, block.begins_run, *kept)
-
-
-def _same(what: str, real: dict[Any, Any], naive: dict[Any, Any]) -> None:
-    if real != naive:
-        differ = {
-            key: (real.get(key), naive.get(key))
-            for key in real.keys() | naive.keys()
-            if real.get(key) != naive.get(key)
-        }
-        raise AssertionError(f"{what} differ, real and naive: {differ}")
-
-
-Rule = Callable[[CachePair, Dice], bool]
 RULES: dict[str, int] = {
     "next_plan": 8, "admit": 6, "chunk": 14, "release": 4, "suspend": 1, "resume": 1, "abandon": 1, "gather": 2,
     "load": 4, "copy_ends": 4, "tier_fails": 1, "hear_of": 1, "return_elsewhere": 1, "plan_retention": 1,
