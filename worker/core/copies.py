@@ -35,6 +35,7 @@ class Copies:
         self.num_leaving = [0] * len(sizes)
         """Pages of each tier that running loads leave."""
         self.num_to_disk = 0
+        self._num_filling = [0] * len(sizes)
         self._number = 0
         self._fills: tuple[npt.NDArray[np.int64], ...] = tuple(np.zeros(size, np.int64) for size in sizes)
 
@@ -57,6 +58,7 @@ class Copies:
         return copy, current
 
     def _count(self, work: CopyWork, by: int) -> None:
+        self._num_filling[work.target] += by
         if work.target is Tier.DEVICE:
             self.num_loads += by
             self.num_leaving[work.source] += by * len(work.sources)
@@ -65,6 +67,8 @@ class Copies:
 
     def disown(self, tier: Tier, pages: Int32s) -> npt.NDArray[np.bool_]:
         """The blocks in these pages go elsewhere; returns of which pages a running copy fills them, still."""
+        if not self._num_filling[tier]:
+            return np.zeros(len(pages), np.bool_)
         fills = self._fills[tier]
         filled: npt.NDArray[np.bool_] = fills[pages] != 0
         fills[pages] = 0

@@ -74,6 +74,23 @@ class Holding:
         run.holds[run.holds.index(moved)] = hold
         hold.run, hold.length = run, length
 
+    def retier(self, run: Run, ends: list[int]) -> None:
+        """Blocks of `run` moved: this is where its tiers end now."""
+        num_idle = self.num_idle
+        for sign, of_tiers in ((-1, run.ends), (1, ends)):
+            start = run.held_length
+            for tier, end in enumerate(of_tiers):
+                if end > start:
+                    num_idle[tier] += sign * (end - start)
+                    start = end
+        parent, before = run.parent, run.first_tier
+        run.ends = ends
+        if parent is not None and run.first_tier is not before:
+            parent.first_tiers[before] -= 1
+            parent.first_tiers[run.first_tier] += 1
+            self.enqueue(parent)
+        self.enqueue(run)
+
     def enqueue(self, run: Run) -> None:
         """Into the order of each tier that some of its blocks can leave."""
         start = run.held_length

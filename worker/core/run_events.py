@@ -9,7 +9,7 @@ import numpy as np
 from worker.core.events import KEY_BYTES, CacheEvent, Removed, Stored, Updated
 from worker.core.runs import Run
 from worker.core.stretches import Change
-from worker.core.tiers import Tier
+from worker.core.tiers import TIERS, Tier
 
 
 def stored(run: Run, start: int, stop: int, tier: Tier) -> Stored:
@@ -31,8 +31,14 @@ def removed(run: Run, start: int, stop: int, tier: Tier) -> Removed:
 
 def by_tier(run: Run, start: int, stop: int) -> list[tuple[int, int, Tier]]:
     """Blocks [start, stop) of `run` by the tier that they are in now."""
-    parts = [(max(start, run.span(tier)[0]), min(stop, run.span(tier)[1]), tier) for tier in Tier]
-    return [part for part in parts if part[0] < part[1]]
+    parts: list[tuple[int, int, Tier]] = []
+    at = start
+    for tier, end in zip(TIERS, run.ends, strict=True):
+        last = end if end < stop else stop
+        if at < last:
+            parts.append((at, last, tier))
+            at = last
+    return parts
 
 
 def moved(run: Run, before: Iterable[tuple[int, int, Tier]]) -> list[CacheEvent]:

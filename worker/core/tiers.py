@@ -14,7 +14,9 @@ class Tier(enum.IntEnum):
     DISK = 2
 
 
-NUM_TIERS = len(Tier)
+TIERS = tuple(Tier)
+"""Warm to cold; to walk through them costs less than through the class."""
+NUM_TIERS = len(TIERS)
 COLD = (Tier.HOST, Tier.DISK)
 
 

@@ -260,7 +260,7 @@ class RunTree:
         assert segment.start == run.ends[Tier.DEVICE], "loaded from the middle"
         before = self._by_tier(run, segment.start, segment.stop)
         run.pages.view[segment.start : segment.stop] = pages
-        self._move_ends(run, [max(end, segment.stop) for end in run.ends])
+        self._holding.retier(run, [max(end, segment.stop) for end in run.ends])
         self._tell_moves(run, before)
 
     def sink(self, run: Run, count: int, source: Tier, target: Tier, pages: Int32s) -> Int32s:
@@ -269,24 +269,11 @@ class RunTree:
         before = self._by_tier(run, stop - count, stop)
         left = run.pages.view[stop - count : stop].copy()
         run.pages.view[stop - count : stop] = pages
-        self._move_ends(
+        self._holding.retier(
             run, [min(end, stop - count) if source <= t < target else end for t, end in enumerate(run.ends)]
         )
         self._tell_moves(run, before)
         return left
-
-    def _move_ends(self, run: Run, ends: list[int]) -> None:
-        for tier in Tier:
-            self.num_idle[tier] -= run.idle(tier)
-        before = run.first_tier
-        run.ends = ends
-        for tier in Tier:
-            self.num_idle[tier] += run.idle(tier)
-        if run.parent is not None and run.first_tier is not before:
-            run.parent.first_tiers[before] -= 1
-            run.parent.first_tiers[run.first_tier] += 1
-            self._holding.enqueue(run.parent)
-        self._holding.enqueue(run)
 
     def _by_tier(self, run: Run, start: int, stop: int) -> list[tuple[int, int, Tier]]:
         """Where these blocks are before a move; empty where nobody listens."""
