@@ -121,13 +121,13 @@ class Pools:
             return False
         stop = run.ends[tier]
         start = max(run.span(tier)[0], run.held_length, run.stretches.first_within(stop, priority))
-        count = min(stop - start, count)
+        wanted, count = count, min(stop - start, count)
         colder = self.colder(tier)
         if colder is None:
             reason = NO_COLDER_TIER
         elif priority < self._config.cold_tier_offload_min_priority:
             reason = BELOW_THRESHOLD
-        elif self._sink(run, count, tier, colder, priority):
+        elif self._sink(run, count, tier, colder, priority, wanted):
             return True
         else:
             reason = CAPACITY
@@ -136,15 +136,19 @@ class Pools:
         self._drop(run, stop - count, reason, priority)
         return True
 
-    def _sink(self, run: Run, count: int, source: Tier, target: Tier, priority: int) -> bool:
-        """Up to `count` blocks move down. False: there is no room, or this plan may move no more."""
-        count = min(count, self._offload_left[source])
+    def _sink(self, run: Run, count: int, source: Tier, target: Tier, priority: int, wanted: int) -> bool:
+        """Up to `count` blocks move down. False: there is no room, or this plan may move no more.
+
+        Room is made at once for all of the `wanted` blocks that are to leave `source`: the others are worth no less.
+        """
+        may_move = self._offload_left[source]
         if target is Tier.DISK:
-            count = min(count, WRITES_AHEAD * self._config.max_offload_pages_per_plan - self.copies.num_to_disk)
+            may_move = min(may_move, WRITES_AHEAD * self._config.max_offload_pages_per_plan - self.copies.num_to_disk)
+        wanted = min(wanted, may_move, self._tree.num_idle[source])
         free = self.free[target]
-        while len(free) < count and self._leave(target, count - len(free), limit=priority):
+        while len(free) < wanted and self._leave(target, wanted - len(free), limit=priority):
             pass
-        count = min(count, len(free))
+        count = min(count, may_move, len(free))
         if count <= 0:
             return False
         targets = free.take(count)

@@ -258,7 +258,7 @@ class NaiveCache:
             reason = NO_COLDER_TIER
         elif priority < self.config.cold_tier_offload_min_priority:
             reason = BELOW_THRESHOLD
-        elif self._sink(leaving, colder, priority):
+        elif self._sink(leaving, colder, priority, count):
             return True
         else:
             reason = CAPACITY
@@ -267,16 +267,20 @@ class NaiveCache:
         self.drop(leaving[-1], reason)
         return True
 
-    def _sink(self, leaving: list[Block], target: Tier, priority: int) -> bool:
-        """As many of `leaving`, from the leaf upward, as this plan may move and as there is or can be room for."""
+    def _sink(self, leaving: list[Block], target: Tier, priority: int, wanted: int) -> bool:
+        """As many of `leaving`, from the leaf upward, as this plan may move and as there is or can be room for.
+
+        Room is made for all that is `wanted` of their tier.
+        """
         source = leaving[0].tier
-        count = min(len(leaving), self.may_sink[source])
+        may_move = self.may_sink[source]
         if target is Tier.DISK:
             on_their_way = sum(len(copy.blocks) for copy in self.copies.values() if copy.target is Tier.DISK)
-            count = min(count, WRITES_AHEAD * self.config.max_offload_pages_per_plan - on_their_way)
-        while (missing := count - self.num_free(target)) > 0 and self._leave(target, missing, limit=priority):
+            may_move = min(may_move, WRITES_AHEAD * self.config.max_offload_pages_per_plan - on_their_way)
+        wanted = min(wanted, may_move, self.num_idle(source))
+        while (missing := wanted - self.num_free(target)) > 0 and self._leave(target, missing, limit=priority):
             pass
-        count = min(count, self.num_free(target))
+        count = min(len(leaving), may_move, self.num_free(target))
         if count <= 0:
             return False
         self.may_sink[source] -= count

@@ -469,3 +469,23 @@ def test_no_page_is_copied_for_a_request_whose_path_still_comes_back() -> None:
     told = engine.run()
 
     assert {output.key for output in told if isinstance(output, Finished)} == {3, 4}
+
+
+def test_room_in_a_colder_tier_is_made_at_once_for_all_that_is_to_come() -> None:
+    tree = Tree(4, num_host_pages=4, num_disk_pages=8)
+    tree.let_go(tree.commit(1, 1, 2, 2), tree.commit(3, 3, 4, 4))
+    move_all_down(tree)
+    tree.let_go(tree.commit(5, 5), tree.commit(6, 6), tree.commit(7, 7), tree.commit(8, 8))
+
+    move_all_down(tree)
+
+    assert [len(copy.sources) for copy in tree.cache.pools.work if copy.target is Tier.DISK] == [2, 2]
+    assert tiers(tree.tree, 8, 8) == [Tier.HOST]
+
+
+def move_all_down(tree: Tree) -> None:
+    """In a plan of its own."""
+    tree.begin()
+    pages = tree.cache.take(4)
+    assert pages is not None
+    tree.cache.give(pages)
