@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from bench.kv.laps import Int32s, Laps, Part, Turn
@@ -11,7 +12,6 @@ from worker.core.batches import ChunkOf, batch_of
 from worker.core.config import CacheConfig, ReusePolicy
 from worker.core.live import Live
 from worker.core.replica import Replica
-from worker.core.retentions import worth_of
 from worker.core.runs import Match
 from worker.core.step_work import StepWork
 from worker.core.tiers import CopyWork, Tier
@@ -68,7 +68,7 @@ class RunTree:
         place = self._admission.place(live, self.replica.cache.num_available)
         laps.lap(Part.MATCH)
         self._begin(laps, Part.PLAN)
-        self._act(self._admit(live, place))
+        self._act(self._admission.act(live, place))
         laps.lap(Part.RESERVE)
         self._onboard(key, laps)
         sequence = self.replica.sequences[key]
@@ -99,7 +99,7 @@ class RunTree:
         key = live.request.key
         place = Place(live.tokens, Match(None, 0, 0), None, 0)
         self._begin()
-        self._act(self._admit(live, place, commit_until=0))
+        self._act(msgspec.structs.replace(self._admission.act(live, place), commit_until=0))
         self._act(plans.Chunk(key, tokens, True))
         self._finish()
         self._begin()
@@ -117,7 +117,7 @@ class RunTree:
         key = live.request.key
         place = self._admission.place(live, self.replica.cache.num_available)
         self._begin()
-        self._act(self._admit(live, place))
+        self._act(self._admission.act(live, place))
         self._act(plans.Chunk(key, len(prompt) - place.match.blocks * self.block, True))
         self._finish()
         return key
@@ -172,24 +172,6 @@ class RunTree:
             retention=KEPT,
         )
         return Live(request, self._keys)
-
-    def _admit(self, live: Live, place: Place, commit_until: int = 1 << 31) -> plans.Admit:
-        request, match, part = live.request, place.match, place.part
-        matched = match.blocks * self.block
-        return plans.Admit(
-            key=request.key,
-            scope=request.salt,
-            run=match.run.number if match.run is not None else 0,
-            length=match.length,
-            matched=matched,
-            token_ids=plans.pack(place.tokens[matched:]),
-            commit_until=commit_until,
-            copy=(part.run.number, part.index, part.tokens) if part is not None else None,
-            conversation=request.conversation,
-            parent=request.parent,
-            worth=worth_of(request.retention, len(request.token_ids), self.block),
-            turn=request.turn,
-        )
 
     def _chunk(self, key: RequestKey, count: int, laps: Laps) -> None:
         """A plan's chunk, and the opening of the next plan, which commits it.
