@@ -147,3 +147,28 @@ def test_too_little_room_is_said_at_the_start_and_leaves_no_file(tmp_path: Path)
 
     assert said.stdout.startswith(f"{tmp_path} cannot hold a disk tier of 32768 bytes: ")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def small_file_system(tmp_path: Path) -> Iterator[Path]:
+    """One of 64 KiB, where this user may mount one."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("only root mounts file systems")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_file_system_is_said_at_the_start_and_what_fits_still_does(small_file_system: Path) -> None:
+    with pytest.raises(DiskError, match=f"{small_file_system} cannot hold a disk tier of 81920 bytes: No space left"):
+        DiskFile(small_file_system, 10, PAGE_BYTES)
+    assert list(small_file_system.iterdir()) == []
+
+    disk = DiskFile(small_file_system, 8, PAGE_BYTES)
+    disk.write(7, page_of(disk, 3))
+    into = aligned(disk.stride)
+    disk.read(7, into)
+    assert np.array_equal(into, page_of(disk, 3))
+    disk.close()
