@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import numpy as np
 import numpy.typing as npt
 
@@ -21,6 +23,14 @@ class Growing:
         self.size = size
         self.view: Int32s = self._room[:size]
         self.view[:] = values
+
+    @classmethod
+    def on(cls, values: Int32s) -> Self:
+        """Made of `values` themselves, which nobody changes from here on; no copy before it grows."""
+        growing = cls.__new__(cls)
+        growing._room = growing.view = values
+        growing.size = len(values)
+        return growing
 
     def extend(self, values: Int32s) -> None:
         """Room grows by an eighth at least, so that little of it is ever empty."""

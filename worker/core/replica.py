@@ -137,7 +137,7 @@ class Replica:
             key=key,
             hold=hold,
             base=act.matched,
-            tokens=Growing(plans.unpack(act.token_ids)),
+            tokens=Growing.on(plans.unpack(act.token_ids)),
             pages=Growing(pages, spare=len(act.token_ids) // self.cache.tree.block_bytes + 2),
             commit_until=act.commit_until,
             computed=act.matched,

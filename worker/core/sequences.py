@@ -46,7 +46,7 @@ class Sequence:
     pinned: bool = False
     extends: bool = False
     worth: Ordered[Worth] = ()
-    spare: Growing = field(default_factory=lambda: Growing(EMPTY))
+    spare: Growing = field(default_factory=lambda: Growing.on(EMPTY))
 
     @property
     def length(self) -> int:
