@@ -352,6 +352,8 @@ class Replica:
                 assert np.array_equal(path, sequence.pages.view[: sequence.committed]), "pages that it does not hold"
                 assert not cache.num_cold(sequence.hold), "a running request with blocks in colder tiers"
                 assert cache.pools.is_ready(path), "a running request with blocks that still arrive"
+        for chunk in self._chunks:
+            assert self.sequences.get(chunk.sequence.key) is chunk.sequence, "a step computes for a request that left"
         self.conversations.check()
         copying = sum(copy.hold is not None for copy in cache.pools.copies.running.values())
         holds = sum(len(run.holds) for run in tree.runs())

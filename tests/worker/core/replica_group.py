@@ -27,7 +27,6 @@ from worker.core.tiers import CopyEnded, CopyWork
 from worker.core.types import Phase, Request, RequestKey, Retention, Sampled, Sampling, Stopping, TokenRange
 
 BLOCK = 2
-NUM_PAGES = 12
 HOUR_MS = 3_600_000
 MAX_BEHIND = 3
 """Plans that a rank may lie behind rank 0."""
@@ -44,7 +43,7 @@ RETENTIONS = (
 def make_config(dice: Dice) -> CacheConfig:
     policy = (ReusePolicy.PER_CONVERSATION, ReusePolicy.PER_CONVERSATION, *ReusePolicy)[dice(5)]
     return CacheConfig(
-        num_pages=NUM_PAGES,
+        num_pages=(8, 12)[dice(2)],
         tokens_per_block=BLOCK,
         policy=policy,
         max_tracked_conversations=(3, 100)[dice(2)],
@@ -86,7 +85,9 @@ class ReplicaGroup:
         self.ranks = [Rank(Replica(config), dice(HOUR_MS)) for _ in range(2 + dice(3))]
         self.leader, *self.followers = self.ranks
         self.board = CopyBoard(len(self.ranks))
-        limits = SchedulerConfig(max_batch_size=4, max_num_tokens=6, handoff_timeout_ms=50, max_queued_requests=6)
+        limits = SchedulerConfig(
+            max_batch_size=4, max_num_tokens=(6, 64)[dice(2)], handoff_timeout_ms=50, max_queued_requests=6
+        )
         self.scheduler = Scheduler(limits, self.leader.replica, lambda request: str(request.key).encode())
         self.decided: dict[int, tuple[bytes, tuple[Any, ...], list[Decision]]] = {}
         self.live: list[RequestKey] = []
@@ -107,7 +108,7 @@ class ReplicaGroup:
             phase=phase,
             token_ids=np.array(prompt, np.int32),
             sampling=Sampling(temperature=0.0),
-            stopping=Stopping(max_tokens=1 + dice(8)),
+            stopping=Stopping(max_tokens=1 + dice(12)),
             salt=(b"", b"", b"other")[dice(3)],
             conversation=conversation,
             parent=parent,
