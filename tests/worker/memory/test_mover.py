@@ -383,13 +383,15 @@ def test_closing_beside_a_stuck_call_of_the_disk_keeps_the_file_so_that_it_hits_
 
 
 def test_closing_does_not_wait_for_what_runs_for_longer_than_it_says(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
     rank = Rank(tmp_path)
+    assert len(set(threading.enumerate()) - before) == 3
     for _ in range(50):
         rank.submit(Tier.DEVICE, Tier.DISK, [0, 1, 2], [0, 1, 2])
 
     rank.mover.close()
 
-    assert not [thread for thread in threading.enumerate() if thread.name in ("copies", "copies-watch", "disk")]
+    assert set(threading.enumerate()) <= before
 
 
 @pytest.mark.parametrize("seed", range(5))
