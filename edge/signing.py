@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from edge.core.types import Lineage, TurnId
 from edge.legs import REQUEST_TYPES, LegOrder
@@ -31,21 +32,13 @@ class EnvelopeSigner:
         self._signers = {key.key_id: Signer(key) for key in keys}
 
     def link(self, instance_id: str) -> str:
-        now_s = int(self._clock())
-        return self._sign(
-            Claims(PURPOSE_LINK, self._edge_id, instance_id, now_s, now_s + LIFE_S, secrets.token_hex(8)), now_s
-        )
+        return self._signed(PURPOSE_LINK, instance_id)
 
     def leg(self, order: LegOrder, instance_id: str) -> str:
-        now_s = int(self._clock())
         lineage = order.lineage
-        claims = Claims(
-            purpose=PURPOSE_SUBMIT,
-            iss=self._edge_id,
-            aud=instance_id,
-            issued_s=now_s,
-            expires_s=now_s + LIFE_S,
-            jti=secrets.token_hex(8),
+        return self._signed(
+            PURPOSE_SUBMIT,
+            instance_id,
             request_id=order.request_id,
             request_type=REQUEST_TYPES[order.phase],
             model=order.model,
@@ -58,25 +51,23 @@ class EnvelopeSigner:
             final=lineage.final,
             prompt_sha256=prompt_sha256(order.token_ids),
         )
-        return self._sign(claims, now_s)
 
     def returned(self, lineage: Lineage, turn_id: TurnId, tenant: str, instance_id: str) -> str:
         """Another worker serves this turn of the conversation."""
-        now_s = int(self._clock())
-        claims = Claims(
-            purpose=PURPOSE_RETURN,
-            iss=self._edge_id,
-            aud=instance_id,
-            issued_s=now_s,
-            expires_s=now_s + LIFE_S,
-            jti=secrets.token_hex(8),
+        return self._signed(
+            PURPOSE_RETURN,
+            instance_id,
             turn=turn_id,
             tenant=tenant,
             family=lineage.family,
             conversation=lineage.conversation,
         )
-        return self._sign(claims, now_s)
 
-    def _sign(self, claims: Claims, now_s: float) -> str:
+    def _signed(self, purpose: str, instance_id: str, **members: Any) -> str:
+        """For the worker `instance_id` alone, from now on; `members` of `Claims` say the rest."""
+        now_s = int(self._clock())
         key = signing_key(self._keys, now_s)
-        return "" if key is None else self._signers[key.key_id].sign(claims)
+        if key is None:
+            return ""
+        claims = Claims(purpose, self._edge_id, instance_id, now_s, now_s + LIFE_S, secrets.token_hex(8), **members)
+        return self._signers[key.key_id].sign(claims)
