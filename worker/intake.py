@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from google.protobuf import struct_pb2
 
+from enginelink.envelope import prompt_sha256
 from enginelink.v1 import link_pb2
 from openengine.v1 import error_pb2, generation_pb2
 from worker.core.handoff import HandoffError, KvShape, SessionRef
@@ -228,7 +228,7 @@ def _prompt_hash(leg: _Leg) -> bytes:
     """SHA-256, by which an envelope names the prompt, and a conversation's retry is known even without one."""
     if leg.phase is Phase.GENERATION or not (leg.conversation or leg.envelope):
         return b""
-    return hashlib.sha256(leg.token_ids.astype("<u4", copy=False).tobytes()).digest()
+    return bytes.fromhex(prompt_sha256(leg.token_ids.astype("<u4", copy=False).tobytes()))
 
 
 def _text(extra: struct_pb2.Struct, name: str) -> str:

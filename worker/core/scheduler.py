@@ -339,10 +339,7 @@ class Scheduler:
             if self._admission.sibling_is_ahead(live, place, self._live.values()):
                 waiting += 1
                 continue
-            if place.cost > room or (
-                live.started
-                and not self._admission.may_resume(place.cost, self._live.values(), self._config.max_util_for_resume)
-            ):
+            if place.cost > room or (live.started and not self._may_resume(place.cost)):
                 break
             self._queue.remove(live)
             count = self._hold(live, place, budget)
