@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -38,7 +39,12 @@ def segments(folder: Path) -> list[Path]:
 
 
 def total_bytes(folder: Path) -> int:
-    return sum(file.stat().st_size for file in segments(folder))
+    total = 0
+    for file in segments(folder):
+        # The recorder's thread may delete the oldest meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            total += file.stat().st_size
+    return total
 
 
 def dropped(metrics: Metrics) -> float:
