@@ -39,9 +39,9 @@ def segments(folder: Path) -> list[Path]:
 
 
 def total_bytes(folder: Path) -> int:
+    """What they took when the newest was looked at: only that one grows, and only the oldest are deleted."""
     total = 0
-    for file in segments(folder):
-        # The recorder's thread may delete the oldest meanwhile.
+    for file in latest(folder):
         with contextlib.suppress(FileNotFoundError):
             total += file.stat().st_size
     return total

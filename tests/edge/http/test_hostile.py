@@ -122,7 +122,7 @@ def test_a_request_behind_another_waits_for_its_answer_without_being_cut_off(edg
             replies += chunk
 
     assert replies.count(b"HTTP/1.1 200 ") == 2
-    assert b"408" not in replies
+    assert b"HTTP/1.1 408 " not in replies
 
 
 def test_what_begins_no_request_does_not_keep_a_connection(edge: Served) -> None:
