@@ -4,9 +4,10 @@
                         ALONE --Tokens--> DECODING          (one worker for both phases)
 
 A leg that fails before its own first token is tried once more, on another worker: a generation leg with the same
-reference while the pages are pinned, else by prefilling the prompt and what was already sent. After its first token the
-answer goes on from the tokens already sent, once. Every other failure is the caller's to see. Whoever ends a turn early
-ends both legs.
+reference while the pages are pinned, else by prefilling the prompt and what was already sent. A reference may be tried
+that is worth nothing any more, since a worker that died had fetched its pages: then too the prompt is prefilled. After
+its first token the answer goes on from the tokens already sent, once. Every other failure is the caller's to see.
+Whoever ends a turn early ends both legs.
 """
 
 from __future__ import annotations
@@ -78,7 +79,15 @@ class Deadlines:
 class _Leg:
     phase: Phase
     worker: WorkerId
+    is_reused: bool = False
     produced: int = 0
+
+    @property
+    def kind(self) -> str:
+        """Of each kind one may fail."""
+        if self.produced:
+            return f"{self.phase} later"
+        return f"{self.phase} reused" if self.is_reused else f"{self.phase} first"
 
 
 @dataclass(slots=True)
@@ -97,6 +106,7 @@ class RequestLife:
     _next_leg: int = 1
     _generation: WorkerId | None = None
     _kv_session: bytes = b""
+    _is_offered: bool = False
     _pinned_leg: int | None = None
     _prefilled_by: WorkerId | None = None
     _failed: list[WorkerId] = field(default_factory=list)
@@ -164,11 +174,13 @@ class RequestLife:
     def _submit(self, phase: Phase, worker: WorkerId) -> SubmitLeg:
         number = self._next_leg
         self._next_leg += 1
-        self.legs[number] = _Leg(phase, worker)
+        is_handoff = phase is Phase.GENERATION
+        self.legs[number] = _Leg(phase, worker, is_reused=is_handoff and self._is_offered)
+        self._is_offered = is_handoff
         self.state = STATE_OF_LEG[phase]
         # A generation leg's first token is in its reference; what a prefill must know stands behind its prompt.
-        resumed = tuple(self.sent) if phase is not Phase.GENERATION else tuple(self.sent[:-1])
-        return SubmitLeg(number, phase, worker, resumed, self._kv_session if phase is Phase.GENERATION else b"")
+        resumed = tuple(self.sent[:-1]) if is_handoff else tuple(self.sent)
+        return SubmitLeg(number, phase, worker, resumed, self._kv_session if is_handoff else b"")
 
     def _started(self, event: Started) -> list[Effect]:
         """Only the first prefill's hits are the caller's: a second attempt would find the first one's."""
@@ -224,16 +236,15 @@ class RequestLife:
         self._failed.append(leg.worker)
         if self.max_tokens is not None and len(self.sent) >= self.max_tokens:
             return self._finish(FinishReason.LENGTH)
-        kind = f"{leg.phase} {'later' if leg.produced else 'first'}"
-        if not event.retryable or kind in self._retries or len(self._retries) >= MAX_RETRIES:
+        if not event.retryable or leg.kind in self._retries or len(self._retries) >= MAX_RETRIES:
             return self._fail(event.error)
-        self._retries.add(kind)
-        return self._again()
+        self._retries.add(leg.kind)
+        return self._again(leg)
 
-    def _again(self) -> list[Effect]:
+    def _again(self, failed: _Leg) -> list[Effect]:
         """Place what is left of the turn elsewhere."""
         self.state = State.PLACING
-        if self._kv_session:
+        if self._kv_session and not failed.is_reused:
             return [Place(tuple(self._failed), generation_only=True)]
         return [*self._end_legs(None), Place(tuple(self._failed))]
 

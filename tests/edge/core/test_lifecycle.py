@@ -135,6 +135,17 @@ def test_without_the_pages_the_prompt_and_what_was_sent_are_prefilled_again() ->
     ]
 
 
+@pytest.mark.parametrize("pin", [(), (LegFinished(1, STOP),)])
+def test_a_reference_that_fails_twice_is_not_tried_a_third_time(pin: tuple[Event, ...]) -> None:
+    """The worker that died may have had its pages: whether the pin's end is known by then is a race."""
+    life = make_life(*MOVING, lost(2), Placed(None, D2), *pin)
+
+    assert life.feed(lost(3))[-2:] == [SendEnded(C, None), Place((D, *([C] if pin else []), D2))]
+    assert life.feed(Placed(C, D)) == [SubmitLeg(4, Phase.CONTEXT, C, resumed=(10,))]
+    assert life.feed(Prefilled(4, b"new", 11))[-1] == SubmitLeg(5, Phase.GENERATION, D, (10,), b"new")
+    assert life.feed(lost(5))[-1] == TellFailed(LOST)
+
+
 def test_pages_lost_while_a_worker_is_sought_leave_it_to_that_worker_alone() -> None:
     life = make_life(*MOVING, lost(2))
 

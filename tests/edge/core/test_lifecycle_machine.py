@@ -79,7 +79,7 @@ class Lives(RuleBasedStateMachine):
         self.sought: Place | None = None
         self.places = 0
         self.failed: set[WorkerId] = set()
-        self.tried_again: Counter[tuple[Phase, bool]] = Counter()
+        self.tried_again: Counter[tuple[Phase, bool, bool]] = Counter()
         self.generating_at: set[WorkerId] = set()
         self.gone = False
         self.perform(self.life.begin())
@@ -204,7 +204,13 @@ class Lives(RuleBasedStateMachine):
         self.feed(LegFailed(leg, ERROR, retryable))
         if self.places > sought and told is not None:
             assert retryable
-            self.tried_again[told.order.phase, told.produced > 0] += 1
+            self.tried_again[self.kind(told)] += 1
+
+    def kind(self, leg: Leg) -> tuple[Phase, bool, bool]:
+        """Also whether it produced, and whether it was sent pages that were offered before."""
+        offered = [one.order.kv_session for one in self.legs.values() if one.order.leg < leg.order.leg]
+        is_reused = leg.order.phase is Phase.GENERATION and leg.order.kv_session in offered
+        return leg.order.phase, leg.produced > 0, is_reused and not leg.produced
 
     def generates(self, leg: int) -> bool:
         return self.legs[leg].order.phase is Phase.GENERATION
@@ -230,7 +236,7 @@ class Lives(RuleBasedStateMachine):
         if self.places > sought:
             [leg] = [leg for leg in late if not leg.held]
             self.failed.add(leg.order.worker)
-            self.tried_again[leg.order.phase, leg.produced > 0] += 1
+            self.tried_again[self.kind(leg)] += 1
 
     @rule(chance=st.integers(0, 15))
     def it_ends_early(self, chance: int) -> None:
