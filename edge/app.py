@@ -14,6 +14,7 @@ from importlib import metadata
 import uvloop
 
 from configuration.reading import SettingsError, read_secret
+from edge.audit import Audit
 from edge.core.admission import Admission, AdmissionLimits
 from edge.core.auth import Authenticator, JwtRules
 from edge.core.fleet import Fleet
@@ -28,11 +29,11 @@ from edge.http.application import Application
 from edge.http.asgi import App
 from edge.http.chat import Chat
 from edge.http.completions import Completions
-from edge.http.identity import Identities
 from edge.http.models import Catalogue, ServedModel
 from edge.http.recent import RecentRequests
 from edge.http.route import AnswerRoute, Parts
 from edge.http.unbuilt import messages, responses
+from edge.identity import Identities
 from edge.keyring import Keyring, KeyringError
 from edge.kv_metrics import KvMetrics
 from edge.legs import Connection
@@ -70,7 +71,8 @@ class Edge:
     def __init__(self, settings: EdgeSettings) -> None:
         self._settings = settings
         keyring = None if settings.keys_file is None else Keyring.load(settings.keys_file)
-        identities = _identities(settings, keyring)
+        metrics, recent = Metrics(), RecentRequests()
+        identities = _identities(settings, keyring, Audit(metrics.registry))
         self._text = TextModel.load(settings.model.path)
         catalogue = Catalogue([ServedModel(settings.model.name, settings.model.aliases, self._text)])
         self.driver = _driver(settings, keyring)
@@ -83,7 +85,6 @@ class Edge:
                 limits.tenant_tokens_per_minute,
             )
         )
-        metrics, recent = Metrics(), RecentRequests()
         metrics.registry.register(KvMetrics(self.driver.fleet))
         parts = Parts(identities, admission, catalogue, self.driver, limits, metrics, recent)
         application = make_application(parts, metadata.version("kinroute"))
@@ -147,7 +148,7 @@ def _say(news: dict[str, str]) -> None:
     sys.stdout.flush()
 
 
-def _identities(settings: EdgeSettings, keyring: Keyring | None) -> Identities:
+def _identities(settings: EdgeSettings, keyring: Keyring | None, audit: Audit) -> Identities:
     """Without a key file, which only an anonymous edge may lack, ids are hashed under a key that ends with it."""
     jwt = settings.auth.jwt
     rules = None
@@ -165,7 +166,7 @@ def _identities(settings: EdgeSettings, keyring: Keyring | None) -> Identities:
     )
     names = HeaderNames(others_parent=(settings.conversation_affinity_header_for_subagents or "").lower())
     id_key = secrets.token_bytes(32) if keyring is None else keyring.id_key
-    return Identities(authenticator, HeaderFamilies(names), Namespace(id_key, settings.cache_isolation))
+    return Identities(authenticator, HeaderFamilies(names), Namespace(id_key, settings.cache_isolation), audit)
 
 
 def _driver(settings: EdgeSettings, keyring: Keyring | None) -> Driver:

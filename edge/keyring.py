@@ -2,10 +2,12 @@
 
     {"version": 1, "id_key": BASE64, "local_key": "kr-…",
      "api_keys": [{"id", "sha256", "tenant", "subject", "scopes"}],
-     "envelope_keys": [{"id", "secret": BASE64, "sign_from": UNIX_SECONDS}]}
+     "envelope_keys": [{"id", "secret": BASE64, "sign_from": UNIX_SECONDS, "retire_at": UNIX_SECONDS}],
+     "lineage_keys": [as envelope_keys]}
 
-`id_key` keys the hashes of ids and the cache salts: replicas must share it. `local_key` is the API key that
-`kinroute up` prints; all others are stored as hashes only. Workers get a file with the envelope keys alone.
+`lineage_keys` sign what only edges verify: lineage tokens and the seals of handoff references. `id_key` keys the hashes
+of ids and the cache salts. Replicas must share all of it. `local_key` is the API key that `kinroute up` prints; all
+others are stored as hashes only. Workers get a file with the envelope keys alone.
 """
 
 from __future__ import annotations
@@ -47,21 +49,23 @@ class ApiKey(msgspec.Struct, frozen=True):
         return Principal(self.tenant, self.subject, frozenset(self.scopes), self.id)
 
 
-class EnvelopeKey(msgspec.Struct, frozen=True):
+class SigningKey(msgspec.Struct, frozen=True, omit_defaults=True):
     id: str
     secret: str
     sign_from: float = 0.0
+    retire_at: float | None = None
 
     @property
     def key(self) -> Key:
-        return Key(self.id, base64.b64decode(self.secret, validate=True), self.sign_from)
+        return Key(self.id, base64.b64decode(self.secret, validate=True), self.sign_from, self.retire_at)
 
 
 class _File(msgspec.Struct, frozen=True):
     version: int
     id_key: str
     api_keys: tuple[ApiKey, ...]
-    envelope_keys: tuple[EnvelopeKey, ...]
+    envelope_keys: tuple[SigningKey, ...]
+    lineage_keys: tuple[SigningKey, ...] = ()
     local_key: str = ""
 
 
@@ -115,7 +119,7 @@ class Keyring:
             raise KeyringError(f"The key file {path} has version {content.version}; this release reads {VERSION}.")
         keyring = cls(path, content)
         try:
-            id_key, _ = keyring.id_key, keyring.envelope_keys
+            id_key, _ = keyring.id_key, (keyring.envelope_keys, keyring.lineage_keys)
         except (binascii.Error, ValueError) as error:
             raise KeyringError(f"The key file {path} holds a key that cannot be used: {error}.") from error
         if len(id_key) < ID_KEY_BYTES:
@@ -138,6 +142,10 @@ class Keyring:
     def envelope_keys(self) -> tuple[Key, ...]:
         return tuple(stored.key for stored in self._content.envelope_keys)
 
+    @property
+    def lineage_keys(self) -> tuple[Key, ...]:
+        return tuple(stored.key for stored in self._content.lineage_keys)
+
     def write_worker_keys(self, path: Path) -> None:
         """What workers may hold: the envelope keys, as JSON, mode 0600."""
         _write_private(path, msgspec.json.encode({"envelope_keys": self._content.envelope_keys}))
@@ -152,8 +160,8 @@ def _encode(content: _File) -> bytes:
 
 def _new_content() -> _File:
     local = _new_api_key()
-    envelope = EnvelopeKey(secrets.token_hex(4), _random_base64(), time.time())
-    return _File(VERSION, _random_base64(), (_hashed(local),), (envelope,), local)
+    envelope, lineage = (SigningKey(secrets.token_hex(4), _random_base64(), time.time()) for _ in range(2))
+    return _File(VERSION, _random_base64(), (_hashed(local),), (envelope,), (lineage,), local)
 
 
 def _new_api_key() -> str:

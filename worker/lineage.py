@@ -51,6 +51,7 @@ class _EnvelopeKey(msgspec.Struct, frozen=True):
     id: str
     secret: str
     sign_from: float = 0.0
+    retire_at: float | None = None
 
 
 class _KeysFile(msgspec.Struct, frozen=True):
@@ -62,7 +63,8 @@ def read_keys(file: Path) -> list[Key]:
     try:
         content = msgspec.json.decode(file.read_bytes(), type=_KeysFile)
         return [
-            Key(key.id, base64.b64decode(key.secret, validate=True), key.sign_from) for key in content.envelope_keys
+            Key(key.id, base64.b64decode(key.secret, validate=True), key.sign_from, key.retire_at)
+            for key in content.envelope_keys
         ]
     except OSError as error:
         raise SettingsError(f"keys_file is {str(file)!r}, which cannot be read: {error.strerror}.") from error

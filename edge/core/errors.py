@@ -55,7 +55,8 @@ HTTP_STATUS: dict[Code, int] = {
 class EdgeError(Exception):
     """Raised when a request cannot be served; the caller sees `code`, `message` and `param` and nothing else.
 
-    `retryable`: the same request may succeed later, unchanged; then `retry_after_s` may say when.
+    `reason`: a word or three of our own for the audit log. `retryable`: the same request may succeed later, unchanged;
+    then `retry_after_s` may say when.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class EdgeError(Exception):
         param: str | None = None,
         retryable: bool = False,
         retry_after_s: float | None = None,
+        reason: str = "",
     ) -> None:
         super().__init__(message)
         self.code = code
@@ -73,6 +75,7 @@ class EdgeError(Exception):
         self.param = param
         self.retryable = retryable
         self.retry_after_s = retry_after_s
+        self.reason = reason or code.value
 
     @property
     def status(self) -> int:

@@ -24,10 +24,12 @@ def believe(claim: Claim, principal: Principal, namespace: Namespace, content: b
     A parent is believed inside the caller's own namespace, from a principal with the scope `affinity`. Raises EdgeError
     where an explicit hint may not be believed.
     """
-    may = Scope.AFFINITY in principal.scopes
+    may = principal.may(Scope.AFFINITY)
     hinted = claim.parent is not None or claim.final
     if hinted and not may and claim.explicit:
-        raise EdgeError(Code.FORBIDDEN, "This key may not name a parent: it lacks the scope affinity.")
+        raise EdgeError(
+            Code.FORBIDDEN, "This key may not name a parent: it lacks the scope affinity.", reason="no scope affinity"
+        )
     ignored = "" if may or not hinted else f"{claim.family}: no scope affinity"
     parent_id = claim.parent if may and claim.parent != claim.conversation else None
     # Who may not name a parent may not name a root either: then a child is a family of its own.

@@ -23,13 +23,28 @@ class Scope(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class TenantLimits:
+    """What one tenant may have at a time, or in a minute; None is no limit. `children`: of one parent."""
+
+    requests: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    conversations: int | None = None
+    children: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Principal:
-    """Who calls. Made by authentication alone."""
+    """Who calls. Made by authentication alone. `limits`: instead of the configured ones, where they are not None."""
 
     tenant: str
     subject: str
     scopes: frozenset[str]
     key_id: str = ""
+    limits: TenantLimits = TenantLimits()
+
+    def may(self, scope: Scope) -> bool:
+        return scope in self.scopes
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,10 @@ from starlette.exceptions import HTTPException
 from edge.core.errors import Code, EdgeError
 from edge.core.types import Principal
 from edge.driver import Driver
-from edge.http.asgi import request_id
+from edge.http.asgi import raw_headers, request_id
 from edge.http.errors import error_headers, openai_error
-from edge.http.identity import Identities
 from edge.http.models import Catalogue
+from edge.identity import Identities
 
 _CODES = {404: Code.NOT_FOUND, 405: Code.METHOD_NOT_ALLOWED, 422: Code.UNPROCESSABLE}
 HOT_PATHS = {
@@ -28,7 +28,7 @@ def make_api(identities: Identities, catalogue: Catalogue, driver: Driver, versi
     api = FastAPI(title="Kinroute", version=version, redoc_url=None)
 
     def principal(request: Request) -> Principal:
-        return identities.identify(request.scope).principal
+        return identities.identify(raw_headers(request.scope)).principal
 
     known = [Depends(principal)]
 

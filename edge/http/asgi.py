@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from typing import Any, TypeAlias
 
 Message: TypeAlias = MutableMapping[str, Any]
@@ -26,6 +26,12 @@ def header(scope: Scope, name: bytes) -> bytes | None:
         if key == name:
             return bytes(value)
     return None
+
+
+def raw_headers(scope: Scope) -> Iterator[tuple[str, str]]:
+    """All of them, read as Latin-1."""
+    for name, value in scope["headers"]:
+        yield name.decode("latin-1"), value.decode("latin-1")
 
 
 def request_id(scope: Scope) -> bytes:

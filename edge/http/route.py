@@ -13,16 +13,16 @@ from edge.core.admission import Admission
 from edge.core.errors import Code, EdgeError
 from edge.driver import Driver
 from edge.http.answering import Answering
-from edge.http.asgi import Receive, Scope, Send, request_id
+from edge.http.asgi import Receive, Scope, Send, raw_headers, request_id
 from edge.http.asked import Kind
 from edge.http.body import ClientGone, RequestBody, parse_object
 from edge.http.errors import refuse_unread, send_error
-from edge.http.fields import invalid
-from edge.http.identity import Identified, Identities
+from edge.http.fields import Fields, invalid, wrong_type
 from edge.http.models import Catalogue, ServedModel
 from edge.http.params import Bounds
 from edge.http.recent import RecentRequests, RequestRecord
 from edge.http.turns import make_turns
+from edge.identity import Identified, Identities
 from edge.settings import Limits
 from edge.telemetry import Metrics
 from enginelink.retention import RetentionBounds
@@ -86,7 +86,7 @@ class AnswerRoute:
     ) -> None:
         """Raises EdgeError as long as nothing was sent, and ClientGone."""
         parts = self._parts
-        caller = parts.identities.identify(scope)
+        caller = parts.identities.identify(raw_headers(scope))
         tenant = caller.principal.tenant
         parts.admission.begin(tenant, time.monotonic())
         record.tenant = tenant
@@ -110,9 +110,15 @@ class AnswerRoute:
         model = self._model(values)
         record.model = model.name
         asked = self._kind.read(values, model, self._bounds)
-        believed = parts.identities.lineage(caller, values, asked.identifying_content)
+        fields = Fields(values)
+        believed = parts.identities.lineage(
+            caller,
+            body_conversation=_conversation(fields),
+            cache_key=fields.text("prompt_cache_key"),
+            content=asked.identifying_content,
+        )
         record.ignored_lineage = believed.ignored
-        salt = parts.identities.cache_salt(caller, values)
+        salt = parts.identities.cache_salt(caller, fields.text("cache_salt") or "")
         if not parts.driver.max_context_length:
             raise EdgeError(Code.OVERLOADED, "No worker is ready.", retryable=True, retry_after_s=1.0)
         turns = make_turns(
@@ -133,3 +139,11 @@ class AnswerRoute:
         if type(name) is not str or not name:
             raise invalid("model", "You must provide a model parameter, as a string.")
         return self._parts.catalogue.find(name)
+
+
+def _conversation(fields: Fields) -> str | None:
+    params = fields.members("conversation_params") or {}
+    conversation = params.get("conversation_id")
+    if conversation is not None and type(conversation) is not str:
+        raise wrong_type("conversation_params.conversation_id", "a string", conversation)
+    return conversation

@@ -10,7 +10,7 @@ from edge.core.errors import Code, EdgeError
 from edge.core.lineage import Believed
 from edge.core.types import Turn, TurnId
 from edge.http.asked import Asked
-from edge.http.identity import Identified
+from edge.identity import Identified
 
 SEEDS = 2**63
 

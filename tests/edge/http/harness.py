@@ -20,6 +20,7 @@ import uvloop
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from edge.app import make_application
+from edge.audit import Audit
 from edge.core.admission import Admission, AdmissionLimits
 from edge.core.auth import Authenticator
 from edge.core.errors import EdgeError
@@ -30,10 +31,10 @@ from edge.core.routing import Router, RouterConfig
 from edge.core.types import ConversationKey, FinishReason, Lineage, Principal, TokenLogprob, TurnId, WorkerId
 from edge.driver import Driver
 from edge.http.admin import Admin
-from edge.http.identity import Identities
 from edge.http.models import Catalogue, ServedModel
 from edge.http.recent import RecentRequests
 from edge.http.route import Parts
+from edge.identity import Identities
 from edge.legs import LegListener, LegOrder
 from edge.serving import Server, bind, bound_address
 from edge.settings import Limits
@@ -205,13 +206,14 @@ def served(
         hashlib.sha256(KEY.encode()).hexdigest(): Principal("acme", "ann", frozenset({"affinity"})),
         hashlib.sha256(OTHER_KEY.encode()).hexdigest(): Principal("other", "bob", frozenset()),
     }
+    metrics = Metrics()
     parts = Parts(
-        Identities(Authenticator(keys), HeaderFamilies(), Namespace(b"k" * 32)),
+        Identities(Authenticator(keys), HeaderFamilies(), Namespace(b"k" * 32), Audit(metrics.registry)),
         Admission(admission or AdmissionLimits()),
         Catalogue([ServedModel(MODEL, aliases, text)]),
         driver,
         limits,
-        Metrics(),
+        metrics,
         RecentRequests(),
     )
     http_socket, admin_socket = bind("127.0.0.1:0", "http"), bind("127.0.0.1:0", "admin")

@@ -1,0 +1,69 @@
+"""Who calls, and whose conversation the request is: from headers or metadata to a principal and a believed lineage."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from edge.audit import Audit
+from edge.core.auth import Authenticator
+from edge.core.errors import EdgeError
+from edge.core.headers import HeaderFamilies, fold
+from edge.core.lineage import Believed, believe
+from edge.core.namespace import Namespace
+from edge.core.types import Principal
+
+
+@dataclass(frozen=True, slots=True)
+class Identified:
+    """`headers`: folded, internal ones dropped."""
+
+    principal: Principal
+    headers: Mapping[str, str]
+
+
+class Identities:
+    """Authenticates requests and reads their lineage. Raises EdgeError; never says why a credential failed."""
+
+    def __init__(
+        self, authenticator: Authenticator, families: HeaderFamilies, namespace: Namespace, audit: Audit
+    ) -> None:
+        self._authenticator = authenticator
+        self._families = families
+        self._namespace = namespace
+        self._audit = audit
+
+    def identify(self, raw: Iterable[tuple[str, str]]) -> Identified:
+        """`raw`: headers or metadata, as bytes that were read as Latin-1."""
+        headers = fold(raw)
+        try:
+            principal = self._authenticator.authenticate(
+                headers.get("authorization"), headers.get("x-api-key"), time.time()
+            )
+        except EdgeError as error:
+            self._audit.refused("credential", error.reason)
+            raise
+        return Identified(principal, headers)
+
+    def lineage(
+        self,
+        caller: Identified,
+        *,
+        body_conversation: str | None,
+        cache_key: str | None,
+        content: Callable[[], bytes],
+    ) -> Believed:
+        """`content`: what identifies a conversation that has no id; asked for only then."""
+        principal = caller.principal
+        try:
+            claim = self._families.read(caller.headers, body_conversation=body_conversation, cache_key=cache_key)
+            derived_from = content() if claim.conversation is None else b""
+            return believe(claim, principal, self._namespace, derived_from)
+        except EdgeError as error:
+            self._audit.refused("hint", error.reason, tenant=principal.tenant, key_id=principal.key_id)
+            raise
+
+    def cache_salt(self, caller: Identified, own: str) -> bytes:
+        """Within what the request's prefixes are shared; a caller's `own` salt only narrows it."""
+        return self._namespace.salt(caller.principal, own)
