@@ -129,7 +129,7 @@ def set_to(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (set_to("version", 2), "has version 2; this release reads 1"),
         (set_to("id_key", "!"), "a key that cannot be used"),
         (set_to("id_key", "AAAA"), "an id_key of 3 bytes: at least 32"),
-        (set_to("envelope_keys", [{"id": "e", "secret": "AAAA"}]), "envelope key e has 3 bytes: at least 32"),
+        (set_to("envelope_keys", [{"id": "e", "secret": "AAAA"}]), "signing key e has 3 bytes: at least 32"),
     ],
 )
 def test_a_file_of_another_form_says_what_is_wrong(

@@ -153,5 +153,5 @@ def test_a_file_without_usable_keys_is_named(tmp_path: Path) -> None:
     file = tmp_path / "keys.json"
     file.write_text('{"envelope_keys": [{"id": "short", "secret": "AAAA"}]}')
 
-    with pytest.raises(SettingsError, match=r"keys\.json', which holds no envelope keys: envelope key short"):
+    with pytest.raises(SettingsError, match=r"keys\.json', which holds no envelope keys: signing key short"):
         read_keys(file)
