@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from google.protobuf import struct_pb2
@@ -23,7 +24,7 @@ JSON = st.recursive(
 )
 
 
-def reference(**attributes: object) -> kv_pb2.KvSessionRef:
+def reference(**attributes: Any) -> kv_pb2.KvSessionRef:
     struct = struct_pb2.Struct()
     struct.update(attributes or {"disagg_request_id": "7", "first_gen_tokens": [3], "kinroute": {"secret": "s"}})
     return kv_pb2.KvSessionRef(
@@ -44,16 +45,18 @@ def sealed(message: kv_pb2.KvSessionRef | None = None, *, seals: Seals | None = 
     return (seals or Seals(KEYS)).seal(data, tenant="acme", instance_id="worker-1", now_s=NOW_S)
 
 
-def reason(message: kv_pb2.KvSessionRef, *, tenant: str = "acme", now_s: float = NOW_S, keys: object = KEYS) -> str:
+def reason(
+    message: kv_pb2.KvSessionRef, *, tenant: str = "acme", now_s: float = NOW_S, keys: Sequence[Key] = KEYS
+) -> str:
     with pytest.raises(EdgeError) as caught:
-        Seals(keys).open(message, tenant=tenant, now_s=now_s)  # type: ignore[arg-type]
+        Seals(keys).open(message, tenant=tenant, now_s=now_s)
     assert caught.value.code is Code.INVALID
     assert caught.value.param == "kv.session"
     return caught.value.reason
 
 
 @given(attributes=st.dictionaries(st.text(max_size=8).filter(lambda name: name != MEMBER), JSON, max_size=4))
-def test_its_own_tenant_gets_the_workers_bytes_back(attributes: dict[str, object]) -> None:
+def test_its_own_tenant_gets_the_workers_bytes_back(attributes: dict[str, Any]) -> None:
     before = reference(**attributes)
 
     through_a_client = kv_pb2.KvSessionRef.FromString(sealed(before).SerializeToString())
@@ -91,7 +94,7 @@ def test_a_reference_without_a_seal_is_refused() -> None:
     assert "no seal" in reason(reference())
 
 
-ALTERATIONS: dict[str, Callable[[kv_pb2.KvSessionRef], None]] = {
+ALTERATIONS: dict[str, Callable[[kv_pb2.KvSessionRef], object]] = {
     "session": lambda message: setattr(message, "session_id", "b" * 32),
     "backend": lambda message: setattr(message, "transfer_backend", "other"),
     "host": lambda message: setattr(message.endpoints[0], "host", "evil.example"),
@@ -115,7 +118,7 @@ def _in_seal(message: kv_pb2.KvSessionRef, name: str, value: str) -> None:
 
 
 @pytest.mark.parametrize("alter", ALTERATIONS.values(), ids=ALTERATIONS)
-def test_whatever_is_altered_it_is_refused(alter: Callable[[kv_pb2.KvSessionRef], None]) -> None:
+def test_whatever_is_altered_it_is_refused(alter: Callable[[kv_pb2.KvSessionRef], object]) -> None:
     message = sealed()
     alter(message)
 
@@ -123,7 +126,7 @@ def test_whatever_is_altered_it_is_refused(alter: Callable[[kv_pb2.KvSessionRef]
 
 
 @pytest.mark.parametrize("seal", [None, 3, "text", [], {"key": 7}, {}], ids=repr)
-def test_a_seal_of_another_shape_is_no_seal(seal: object) -> None:
+def test_a_seal_of_another_shape_is_no_seal(seal: Any) -> None:
     message = reference()
     message.attributes_struct.update({MEMBER: seal})
 
