@@ -117,6 +117,7 @@ class Limits(Section):
     `stalled_client_timeout_s`: how long a caller may read nothing of what was written to it.
     `client_buffer_chars`: text that may wait for a slow caller before its answer is cancelled. `stream_comment_s`: how
     often a stream that has nothing to say gets a comment, and how long its status line waits for the first token.
+    `replicas`: how many edges share each tenant's limits; every one enforces its part.
     `tenant_max_retention_priority`: what a request that asks for more for its blocks gets.
     `tenant_max_retention_duration_ms`: how long a priority above the default may hold; without it durations are not
     taken, and what is asked holds for ever.
@@ -133,6 +134,7 @@ class Limits(Section):
     client_buffer_chars: Count = 262_144
     stream_comment_s: Seconds = 10.0
     requests: Count = 8_192
+    replicas: Count = 1
     messages: Count = 10_000
     choices: Count = 16
     prompts: Count = 64

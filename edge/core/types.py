@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import NewType
 
 from enginelink.retention import Retention
@@ -31,6 +31,20 @@ class TenantLimits:
     tokens_per_minute: int | None = None
     conversations: int | None = None
     children: int | None = None
+
+    def over(self, configured: TenantLimits) -> TenantLimits:
+        """These; `configured`, where there is none here."""
+        pairs = zip(astuple(self), astuple(configured), strict=True)
+        return TenantLimits(*(configured if own is None else own for own, configured in pairs))
+
+    def share(self, replicas: int) -> TenantLimits:
+        """What each of `replicas` edges may give, so that all give about these; never nothing where these are not."""
+        return TenantLimits(*(None if limit is None else _share(limit, replicas) for limit in astuple(self)))
+
+
+def _share(limit: int, replicas: int) -> int:
+    """Rounded to the nearest."""
+    return max(min(limit, 1), (2 * limit + replicas) // (2 * replicas))
 
 
 @dataclass(frozen=True, slots=True)
