@@ -6,7 +6,6 @@ Everything happens on the event loop, synchronously; a turn has no task of its o
 from __future__ import annotations
 
 import asyncio
-from array import array
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
@@ -42,7 +41,8 @@ from edge.core.lifecycle import Deadlines, RequestLife
 from edge.core.prompt_keys import Prompt
 from edge.core.routing import Placement, Router
 from edge.core.types import FinishReason, Receipt, TokenLogprob, Turn, Usage, WorkerId
-from edge.legs import Connection, LegOrder
+from edge.legs import Connection, order_of
+from edge.pins import Pins
 
 WATCH_EVERY_S = 0.25
 MAX_RECEIPTS = 1024
@@ -60,6 +60,16 @@ class Sink(Protocol):
     def failed(self, error: EdgeError) -> None: ...
 
 
+class OnItsWay(Protocol):
+    """What the driver watches until it is over."""
+
+    tenant: str
+
+    def watch(self, now_s: float) -> None: ...
+    def stop(self, reason: FinishReason) -> None:
+        """End it; its sink hears `finished` with that reason within this call."""
+
+
 class Driver:
     """`run` watches deadlines and keeps the connections; `start` begins a turn."""
 
@@ -70,7 +80,8 @@ class Driver:
         self.router = router
         self.connections: Mapping[WorkerId, Connection] = {one.worker_id: one for one in connections}
         self.deadlines = deadlines or Deadlines()
-        self.running: set[Running] = set()
+        self.running: set[OnItsWay] = set()
+        self.pins = Pins()
         self.receipts: deque[tuple[str, Receipt]] = deque(maxlen=MAX_RECEIPTS)
         """Turn id and receipt of the turns that ended last."""
 
@@ -86,6 +97,7 @@ class Driver:
             await asyncio.sleep(WATCH_EVERY_S)
             for running in list(self.running):
                 running.watch(loop.time())
+            self.pins.expire(loop.time())
 
     def start(self, turn: Turn, sink: Sink) -> Running:
         """The answer comes to `sink`, the first of it not before this returns."""
@@ -93,6 +105,18 @@ class Driver:
         self.running.add(running)
         asyncio.get_running_loop().call_soon(running.begin)
         return running
+
+    def abort(self, tenant: str | None) -> int:
+        """End all that a tenant has here, or everybody, pinned pages too; returns how much that was."""
+        found = [running for running in self.running if tenant in (None, running.tenant)]
+        for running in found:
+            running.stop(FinishReason.CANCELLED)
+        return len(found) + self.pins.abort_all(tenant)
+
+    def tell_returned(self, turn: Turn, served_by: WorkerId) -> None:
+        """Its prefill began: whoever else may hold finished children of this conversation hears that it returned."""
+        for worker in self.router.may_hold_children(turn.lineage, served_by):
+            self.connections[worker].returned(turn.lineage, turn.turn_id, turn.principal.tenant)
 
     @property
     def model_ready(self) -> bool:
@@ -109,6 +133,7 @@ class Running:
 
     def __init__(self, driver: Driver, turn: Turn, sink: Sink) -> None:
         self.receipt = Receipt(family=turn.lineage.family, conversation=turn.lineage.conversation)
+        self.tenant = turn.principal.tenant
         self._driver = driver
         self._turn = turn
         self._sink = sink
@@ -164,18 +189,12 @@ class Running:
         if self._life.over:
             self._over()
 
-    def _tell_others(self) -> None:
-        """Its prefill began: whoever else may hold finished children of this conversation hears that it returned."""
-        turn, served_by = self._turn, WorkerId(self.receipt.context_worker)
-        for worker in self._driver.router.may_hold_children(turn.lineage, served_by):
-            self._driver.connections[worker].returned(turn.lineage, turn.turn_id, turn.principal.tenant)
-
     def _tell(self, effect: TellTokens | TellStarted | TellFinished | TellFailed) -> None:
         if isinstance(effect, TellFinished) and self.receipt.generation_worker:
             tokens = effect.usage.prompt_tokens + effect.usage.completion_tokens
             self._driver.router.served(self._turn.lineage, WorkerId(self.receipt.generation_worker), tokens)
         if isinstance(effect, TellStarted):
-            self._tell_others()
+            self._driver.tell_returned(self._turn, WorkerId(self.receipt.context_worker))
         if not self._telling:
             return
         match effect:
@@ -210,25 +229,7 @@ class Running:
         self.feed(Placed(placement.context, placement.generation))
 
     def _submit(self, effect: SubmitLeg) -> None:
-        turn = self._turn
-        resumed = array("I", effect.resumed).tobytes()
-        order = LegOrder(
-            request_id=f"{turn.turn_id}-{effect.leg}",
-            turn_id=turn.turn_id,
-            phase=effect.phase,
-            model=turn.model,
-            token_ids=turn.token_ids + resumed if resumed else turn.token_ids,
-            sampling=turn.sampling,
-            stops=turn.stops,
-            lineage=turn.lineage,
-            tenant=turn.principal.tenant,
-            cache_salt=turn.cache_salt.hex(),
-            kv_session=effect.kv_session,
-            resumed_tokens=len(effect.resumed),
-            traceparent=turn.traceparent,
-            tracestate=turn.tracestate,
-            retention=turn.retention,
-        )
+        order = order_of(self._turn, effect.leg, effect.phase, kv_session=effect.kv_session, resumed=effect.resumed)
         connection = self._driver.connections[effect.worker]
         leg = _Leg(self, effect.leg, effect.worker)
         self._driver.fleet.began(effect.worker)

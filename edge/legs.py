@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +16,7 @@ from edge.core.types import (
     SamplingOptions,
     StopOptions,
     TokenLogprob,
+    Turn,
     TurnId,
     WorkerId,
 )
@@ -48,6 +51,32 @@ class LegOrder:
     traceparent: str = ""
     tracestate: str = ""
     retention: Retention | None = None
+    bypass_prefix_cache: bool = False
+
+
+def order_of(
+    turn: Turn, number: int, phase: Phase, *, kv_session: bytes = b"", resumed: Sequence[int] = ()
+) -> LegOrder:
+    """Leg `number` of the turn. `resumed`: tokens already produced, to stand behind the prompt."""
+    tail = array("I", resumed).tobytes()
+    return LegOrder(
+        request_id=f"{turn.turn_id}-{number}",
+        turn_id=turn.turn_id,
+        phase=phase,
+        model=turn.model,
+        token_ids=turn.token_ids + tail if tail else turn.token_ids,
+        sampling=turn.sampling,
+        stops=turn.stops,
+        lineage=turn.lineage,
+        tenant=turn.principal.tenant,
+        cache_salt=turn.cache_salt.hex(),
+        kv_session=kv_session,
+        resumed_tokens=len(resumed),
+        traceparent=turn.traceparent,
+        tracestate=turn.tracestate,
+        retention=turn.retention,
+        bypass_prefix_cache=turn.bypass_prefix_cache,
+    )
 
 
 class LegListener(Protocol):

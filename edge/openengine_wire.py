@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from google.protobuf import struct_pb2
+from google.protobuf.message import DecodeError
 
 from edge.legs import REQUEST_TYPES, LegOrder
 from edge.wire import response_message, sampling_message, stopping_message
@@ -33,7 +34,9 @@ def generate_request(order: LegOrder) -> generation_pb2.GenerateRequest:
         sampling=sampling_message(order.sampling),
         stopping=stopping_message(stops),
         response=response_message(order.sampling),
-        kv=generation_pb2.KvOptions(session=session, cache_salt=order.cache_salt),
+        kv=generation_pb2.KvOptions(
+            session=session, cache_salt=order.cache_salt, bypass_prefix_cache=order.bypass_prefix_cache or None
+        ),
         extra=extra,
     )
 
@@ -45,3 +48,11 @@ def first_token_of(session: kv_pb2.KvSessionRef) -> int | None:
         return None
     number = values[0].number_value
     return int(number) if number.is_integer() and 0 <= number <= MAX_TOKEN_ID else None
+
+
+def read_session(kv_session: bytes) -> kv_pb2.KvSessionRef | None:
+    """None where the bytes are no reference."""
+    try:
+        return kv_pb2.KvSessionRef.FromString(kv_session)
+    except DecodeError:
+        return None

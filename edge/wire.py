@@ -14,6 +14,14 @@ CODES = {
     error_pb2.ERROR_CODE_MODEL_NOT_FOUND: Code.MODEL_NOT_FOUND,
     error_pb2.ERROR_CODE_OVERLOADED: Code.OVERLOADED,
     error_pb2.ERROR_CODE_CANCELLED: Code.CANCELLED,
+    error_pb2.ERROR_CODE_KV_SESSION_NOT_FOUND: Code.KV_SESSION_NOT_FOUND,
+    error_pb2.ERROR_CODE_KV_TRANSFER_FAILED: Code.KV_TRANSFER_FAILED,
+}
+
+WORKERS_FAULT = {
+    Code.WORKER_FAILED: "A worker failed.",
+    Code.KV_SESSION_NOT_FOUND: "The pages of this prefill are gone.",
+    Code.KV_TRANSFER_FAILED: "The pages of this prefill could not be fetched.",
 }
 
 
@@ -83,6 +91,6 @@ def reason_from(reason: generation_pb2.FinishReason) -> FinishReason:
 def error_from(error: error_pb2.EngineError) -> EdgeError:
     """A worker's own words go out only where the caller can act on them."""
     code = CODES.get(error.code, Code.WORKER_FAILED)
-    message = "A worker failed." if code is Code.WORKER_FAILED else error.message
+    message = WORKERS_FAULT.get(code, error.message)
     retry_after_s = 1.0 if code is Code.OVERLOADED else None
     return EdgeError(code, message, retryable=error.retryable, retry_after_s=retry_after_s)

@@ -3,7 +3,7 @@
 EdgeError
  ├─ the caller's fault     INVALID … NOT_IMPLEMENTED
  ├─ capacity               RATE_LIMITED, OVERLOADED
- └─ a worker's fault       WORKER_FAILED, TIMED_OUT, INTERNAL
+ └─ a worker's fault       WORKER_FAILED … TIMED_OUT, INTERNAL
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ class Code(enum.StrEnum):
     RATE_LIMITED = "rate_limit_exceeded"
     OVERLOADED = "overloaded"
     WORKER_FAILED = "worker_failed"
+    KV_SESSION_NOT_FOUND = "kv_session_not_found"
+    KV_TRANSFER_FAILED = "kv_transfer_failed"
     TIMED_OUT = "timed_out"
     CANCELLED = "cancelled"
     INTERNAL = "internal_error"
@@ -46,6 +48,8 @@ HTTP_STATUS: dict[Code, int] = {
     Code.RATE_LIMITED: 429,
     Code.OVERLOADED: 503,
     Code.WORKER_FAILED: 503,
+    Code.KV_SESSION_NOT_FOUND: 503,
+    Code.KV_TRANSFER_FAILED: 503,
     Code.TIMED_OUT: 504,
     Code.CANCELLED: 499,
     Code.INTERNAL: 500,

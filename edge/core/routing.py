@@ -96,6 +96,12 @@ class Router:
         self._prefixes.note(lineage.conversation, context, prompt_tokens)
         return Placement(context.worker_id, generation.worker_id, (why_context, why_generation))
 
+    def context_for(self, lineage: Lineage, prompt_tokens: int, *, prompt: Prompt) -> tuple[WorkerId, str]:
+        """Where a prefill goes whose answer somebody else places. Raises EdgeError OVERLOADED."""
+        worker, why = self._choose(Role.CONTEXT, lineage.family, (), _Asked(lineage, prompt))
+        self._prefixes.note(lineage.conversation, worker, prompt_tokens)
+        return worker.worker_id, why
+
     def generation_for(self, family: FamilyKey, *, avoid: Collection[WorkerId] = ()) -> tuple[WorkerId, str]:
         """Another generation worker, for a leg that failed. Raises EdgeError OVERLOADED."""
         worker, why = self._choose(Role.GENERATION, family, avoid)

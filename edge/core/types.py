@@ -113,7 +113,7 @@ class Turn:
     """One answer to produce: what every attempt at it has in common.
 
     `token_ids`: the prompt, packed little-endian uint32, so 4 bytes a token. `retention`: within what its tenant may
-    ask; None is the default priority for all its blocks.
+    ask; None is the default priority for all its blocks. `bypass_prefix_cache`: compute the whole prompt.
     """
 
     turn_id: TurnId
@@ -127,6 +127,7 @@ class Turn:
     traceparent: str = ""
     tracestate: str = ""
     retention: Retention | None = None
+    bypass_prefix_cache: bool = False
 
     @property
     def prompt_tokens(self) -> int:

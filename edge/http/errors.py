@@ -19,6 +19,8 @@ _TYPES: dict[Code, str] = {
     Code.OVERLOADED: "overloaded_error",
     Code.NOT_IMPLEMENTED: "not_implemented_error",
     Code.WORKER_FAILED: "server_error",
+    Code.KV_SESSION_NOT_FOUND: "server_error",
+    Code.KV_TRANSFER_FAILED: "server_error",
     Code.TIMED_OUT: "server_error",
     Code.CANCELLED: "server_error",
     Code.INTERNAL: "server_error",
