@@ -55,13 +55,15 @@ class Tls(Section):
 
 
 class Listen(Section):
-    """`http` serves callers, `admin` probes, metrics and control calls. Port 0 takes a free one.
+    """`http` serves callers, `grpc` those that speak OpenEngine, where it is set; `admin` probes, metrics and control
+    calls. Port 0 takes a free one.
 
-    `allow_anonymous`: serve whoever reaches a loopback `http`, without a key. `allow_plaintext`: an `http` address that
-    is not loopback is refused without `tls` or this.
+    `allow_anonymous`: serve whoever reaches a loopback `http` or `grpc`, without a key. `allow_plaintext`: an address
+    of theirs that is not loopback is refused without `tls` or this.
     """
 
     http: AddressText = "127.0.0.1:8000"
+    grpc: AddressText | None = None
     admin: AddressText = "127.0.0.1:8001"
     allow_anonymous: bool = False
     allow_plaintext: bool = False
@@ -185,16 +187,17 @@ def load_settings(file: Path | None, environment: Mapping[str, str] = os.environ
 def _require_sense(settings: EdgeSettings) -> None:
     """What one key alone cannot show."""
     listen = settings.listen
-    host, _ = split_address(listen.http)
-    if not is_loopback(host):
+    for key, address in (("listen.http", listen.http), ("listen.grpc", listen.grpc)):
+        if address is None or is_loopback(split_address(address)[0]):
+            continue
         if listen.tls is None and not listen.allow_plaintext:
             raise SettingsError(
-                f"listen.http is {listen.http!r}, not a loopback address: keys and prompts would travel unencrypted; "
+                f"{key} is {address!r}, not a loopback address: keys and prompts would travel unencrypted; "
                 "set listen.tls, or listen.allow_plaintext: true if something else protects that network."
             )
         if listen.allow_anonymous:
             raise SettingsError(
-                f"listen.allow_anonymous is true, but listen.http is {listen.http!r}, not a loopback address: serve "
+                f"listen.allow_anonymous is true, but {key} is {address!r}, not a loopback address: serve "
                 "loopback, or give callers keys."
             )
     if not listen.allow_anonymous and settings.keys_file is None:
@@ -207,8 +210,15 @@ def _require_sense(settings: EdgeSettings) -> None:
         raise SettingsError(
             f"listen.admin is {listen.admin!r}: its control calls ask for no key, so it must be a loopback address."
         )
-    if listen.http == listen.admin and not listen.http.endswith(":0"):
-        raise SettingsError(f"listen.http and listen.admin are both {listen.http!r}: give each its own port.")
+    taken_by: dict[str, str] = {}
+    for key, address in (("http", listen.http), ("grpc", listen.grpc), ("admin", listen.admin)):
+        if address is None or address.endswith(":0"):
+            continue
+        if address in taken_by:
+            raise SettingsError(
+                f"listen.{taken_by[address]} and listen.{key} are both {address!r}: give each its own port."
+            )
+        taken_by[address] = key
     taken = {name for name in settings.model.aliases if name == settings.model.name}
     if taken:
         raise SettingsError(f"model.aliases holds {taken.pop()!r}, which is model.name itself.")
