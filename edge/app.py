@@ -21,7 +21,7 @@ from edge.core.fleet import Fleet
 from edge.core.headers import HeaderFamilies, HeaderNames
 from edge.core.namespace import Namespace
 from edge.core.routing import Router, RouterConfig
-from edge.core.types import Principal, Scope
+from edge.core.types import Principal, Scope, TenantLimits
 from edge.driver import Driver
 from edge.http.admin import Admin
 from edge.http.api import make_api
@@ -37,6 +37,7 @@ from edge.identity import Identities
 from edge.keyring import Keyring, KeyringError
 from edge.kv_metrics import KvMetrics
 from edge.legs import Connection
+from edge.limit_metrics import LimitMetrics
 from edge.serving import Server, bind, bound_address
 from edge.settings import EdgeSettings
 from edge.signing import EnvelopeSigner
@@ -80,11 +81,13 @@ class Edge:
         admission = Admission(
             AdmissionLimits(
                 limits.requests,
-                limits.tenant_requests,
-                limits.tenant_requests_per_minute,
-                limits.tenant_tokens_per_minute,
+                TenantLimits(
+                    limits.tenant_requests, limits.tenant_requests_per_minute, limits.tenant_tokens_per_minute
+                ),
+                limits.replicas,
             )
         )
+        metrics.registry.register(LimitMetrics(admission))
         metrics.registry.register(KvMetrics(self.driver.fleet))
         parts = Parts(identities, admission, catalogue, self.driver, limits, metrics, recent)
         application = make_application(parts, metadata.version("kinroute"))

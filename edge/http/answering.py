@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import orjson
 
@@ -21,13 +21,20 @@ from edge.telemetry import Metrics
 
 
 class Answering:
-    """Holds the choices of one request. However it ends, no turn is left running."""
+    """Holds the choices of one request. However it ends, no turn is left running.
 
-    def __init__(self, driver: Driver, limits: Limits, metrics: Metrics, record: RequestRecord) -> None:
+    `spend` hears of generated tokens as they come.
+    """
+
+    def __init__(
+        self, driver: Driver, limits: Limits, metrics: Metrics, record: RequestRecord, spend: Callable[[int], None]
+    ) -> None:
         self._driver = driver
         self._limits = limits
         self._metrics = metrics
         self._record = record
+        self._spend = spend
+        self._spent = 0
         self._wake = asyncio.Event()
         self._choices: list[Choice] = []
 
@@ -52,7 +59,7 @@ class Answering:
             Choice(index, index // per_prompt, asked.answer_text(), woken, overfull=overfull, max_pending=limit)
             for index in range(len(turns))
         ]
-        delivery = Delivery(self._choices, form, self._wake, send, headers=self._headers, began=self._note_first_token)
+        delivery = Delivery(self._choices, form, self._wake, send, headers=self._headers, went_on=self._note_progress)
         try:
             with Caller(receive, woken) as caller:
                 for turn, choice in zip(turns, self._choices, strict=True):
@@ -84,15 +91,21 @@ class Answering:
             (b"x-kinroute-receipt", _receipt_json(receipt)),
         ]
 
-    def _note_first_token(self) -> None:
-        self._record.first_token_s = self._record.age_s
-        self._metrics.first_token.observe(self._record.first_token_s)
+    def _note_progress(self) -> None:
+        record = self._record
+        if record.first_token_s is None and any(choice.has_begun for choice in self._choices):
+            record.first_token_s = record.age_s
+            self._metrics.first_token.observe(record.first_token_s)
+        record.completion_tokens = sum(choice.completion_tokens for choice in self._choices)
+        if record.completion_tokens > self._spent:
+            self._spend(record.completion_tokens - self._spent)
+            self._spent = record.completion_tokens
 
     def _note_end(self) -> None:
+        self._note_progress()
         record, choices = self._record, self._choices
         record.receipts = [choice.receipt for choice in choices]
         record.finish_reasons = [choice.finish_reason or "" for choice in choices]
-        record.completion_tokens = sum(choice.completion_tokens for choice in choices)
         record.cached_tokens = choices[0].cached_tokens
         self._metrics.prompt_tokens += record.prompt_tokens
         self._metrics.cached_tokens += record.cached_tokens

@@ -28,9 +28,9 @@ class Format(Protocol):
 class Delivery:
     """One request's answer on its way to one caller.
 
-    `headers` is called when the status line is due, so that it can tell what is known by then. `began` is called at the
-    first token. Both methods raise EdgeError as long as nothing was sent, and ClientGone; a failure after the first
-    byte ends the stream with an error event and is returned.
+    `headers` is called when the status line is due, so that it can tell what is known by then. `went_on` is called
+    whenever there may be more. Both methods raise EdgeError as long as nothing was sent, and ClientGone; a failure
+    after the first byte ends the stream with an error event and is returned.
     """
 
     def __init__(
@@ -41,14 +41,14 @@ class Delivery:
         send: Send,
         *,
         headers: Callable[[], Headers],
-        began: Callable[[], None],
+        went_on: Callable[[], None],
     ) -> None:
         self._choices = choices
         self._form = form
         self._wake = wake
         self._send = send
         self._headers = headers
-        self._began: Callable[[], None] | None = began
+        self._went_on = went_on
         self._open = list(choices)  # those whose end was not written
         self._unopened = set(choices)
 
@@ -94,9 +94,7 @@ class Delivery:
     def _notice(self, caller: Caller) -> None:
         if caller.is_gone:
             raise ClientGone
-        if self._began is not None and any(choice.has_begun for choice in self._choices):
-            self._began()
-            self._began = None
+        self._went_on()
 
     def _failure(self) -> EdgeError | None:
         for choice in self._choices:

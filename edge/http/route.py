@@ -18,6 +18,7 @@ from edge.http.asked import Kind
 from edge.http.body import ClientGone, RequestBody, parse_object
 from edge.http.errors import refuse_unread, send_error
 from edge.http.fields import Fields, invalid, wrong_type
+from edge.http.limit_headers import LimitHeaders
 from edge.http.models import Catalogue, ServedModel
 from edge.http.params import Bounds
 from edge.http.recent import RecentRequests, RequestRecord
@@ -63,6 +64,7 @@ class AnswerRoute:
         body = RequestBody(scope, receive, parts.limits.body_bytes)
         parts.recent.add(record)
         parts.metrics.active += 1
+        send = LimitHeaders(send, parts.admission)
         try:
             await self._serve(record, body, scope, receive, send)
         except ClientGone:
@@ -82,20 +84,19 @@ class AnswerRoute:
                 log.info("a request failed", request_id=record.request_id, status=record.status, why=record.error)
 
     async def _serve(
-        self, record: RequestRecord, body: RequestBody, scope: Scope, receive: Receive, send: Send
+        self, record: RequestRecord, body: RequestBody, scope: Scope, receive: Receive, send: LimitHeaders
     ) -> None:
         """Raises EdgeError as long as nothing was sent, and ClientGone."""
         parts = self._parts
         caller = parts.identities.identify(raw_headers(scope))
-        tenant = caller.principal.tenant
-        parts.admission.begin(tenant, time.monotonic())
-        record.tenant = tenant
+        send.principal = principal = caller.principal
+        record.tenant = principal.tenant
+        parts.admission.begin(principal, time.monotonic())
         try:
             values = parse_object(await body.read())
             await self._answer(record, caller, values, scope, receive, send)
         finally:
-            parts.admission.charge(tenant, record.prompt_tokens + record.completion_tokens, time.monotonic())
-            parts.admission.end(tenant)
+            parts.admission.end(principal)
 
     async def _answer(
         self,
@@ -121,9 +122,10 @@ class AnswerRoute:
         salt = parts.identities.cache_salt(caller, fields.text("cache_salt") or "")
         if not parts.driver.max_context_length:
             raise EdgeError(Code.OVERLOADED, "No worker is ready.", retryable=True, retry_after_s=1.0)
+        prompts = await asked.tokenize(salt)
         turns = make_turns(
             asked,
-            await asked.tokenize(salt),
+            prompts,
             model=model.name,
             caller=caller,
             believed=believed,
@@ -131,7 +133,13 @@ class AnswerRoute:
             max_context_length=parts.driver.max_context_length,
             param=self._kind.content_param,
         )
-        answering = Answering(parts.driver, parts.limits, parts.metrics, record)
+        principal = caller.principal
+        parts.admission.prompt(principal, sum(map(len, prompts)) // 4, time.monotonic())
+
+        def spend(tokens: int) -> None:
+            parts.admission.charge(principal, tokens, time.monotonic())
+
+        answering = Answering(parts.driver, parts.limits, parts.metrics, record, spend)
         await answering.deliver(asked, turns, self._kind.prefix, scope, receive, send)
 
     def _model(self, values: Mapping[str, Any]) -> ServedModel:

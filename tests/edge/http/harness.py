@@ -36,6 +36,7 @@ from edge.http.recent import RecentRequests
 from edge.http.route import Parts
 from edge.identity import Identities
 from edge.legs import LegListener, LegOrder
+from edge.limit_metrics import LimitMetrics
 from edge.serving import Server, bind, bound_address
 from edge.settings import Limits
 from edge.telemetry import Metrics
@@ -216,6 +217,7 @@ def served(
         metrics,
         RecentRequests(),
     )
+    metrics.registry.register(LimitMetrics(parts.admission))
     http_socket, admin_socket = bind("127.0.0.1:0", "http"), bind("127.0.0.1:0", "admin")
     http = Server(make_application(parts, "1.2.3"), limits, drain_s=1.0)
     admin = Server(Admin(driver, parts.admission, parts.recent, parts.metrics), limits, drain_s=1.0)

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from edge.core.admission import AdmissionLimits
+from edge.core.types import TenantLimits
 from tests.edge.http.harness import KEY, MODEL, Served, served
 
 CHAT = "/v1/chat/completions"
@@ -136,7 +137,7 @@ def test_a_request_id_that_is_not_plain_is_replaced(edge: Served, given: str) ->
 
 
 def test_a_tenant_at_its_limit_is_told_when_to_come_again(text_folder: Path) -> None:
-    limits = AdmissionLimits(tenant_requests_per_minute=1)
+    limits = AdmissionLimits(tenant=TenantLimits(requests_per_minute=1))
     with served(text_folder, admission=limits) as edge, edge.client() as ann, edge.client("kr-other") as bob:
         assert ann.post(CHAT, json=BODY).status_code == 200
         refused = ann.post(CHAT, json=BODY)

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from edge.core.admission import AdmissionLimits
+from edge.core.types import TenantLimits
 from edge.settings import Limits
 from tests.edge.http.harness import KEY, MODEL, Script, Served, served
 
@@ -311,7 +312,7 @@ def test_a_caller_that_reads_too_slowly_is_cut_off_when_its_buffer_is_full(text_
 
 def test_limits_of_one_tenant_leave_others_alone(text_folder: Path) -> None:
     hold = threading.Event()
-    with served(text_folder, admission=AdmissionLimits(tenant_requests=2)) as edge:
+    with served(text_folder, admission=AdmissionLimits(tenant=TenantLimits(requests=2))) as edge:
         edge.worker.answer = lambda order: Script(hold=hold) if order.tenant == "acme" else Script()
         raw = json.dumps(BODY).encode()
         connections = [socket.create_connection(edge.address) for _ in range(2)]
