@@ -1,12 +1,23 @@
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from kinroute import model_cache
+from kinroute.locks import held
 from kinroute.progress import Steps
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where several processes share the tests, files with slow ones go first, so that all end together."""
+    if hasattr(config, "workerinput"):
+        slow = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: item.path not in slow)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -24,12 +35,27 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(scope="session")
-def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's cache folder (XDG_CACHE_HOME) in which the embedded model was converted, once for all tests."""
-    home = tmp_path_factory.mktemp("cache-home")
-    with pytest.MonkeyPatch.context() as patch, Steps() as steps:
+def cache_home(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A user's cache folder (XDG_CACHE_HOME) in which the embedded model was converted, once for all tests.
+
+    It was made where an earlier conversion had been ended half-way; the file `said` has what the user read of that.
+    """
+    own = tmp_path_factory.getbasetemp()
+    home = (own if worker_id == "master" else own.parent) / "cache-home"
+    models = home / "kinroute" / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    with held(home / "lock", wait=True), pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(home))
-        model_cache.embedded_model(steps)
+        if not (home / "said").exists():
+            half = models / model_cache.NAME
+            half.mkdir()
+            (half / "model.safetensors").touch()
+            (half / model_cache.MANIFEST).write_text(json.dumps({"model.safetensors": 4}))
+            (models / f".{model_cache.NAME}-killed").mkdir()
+            said = io.StringIO()
+            with Steps(Console(file=said, force_terminal=False, width=400)) as steps:
+                model_cache.embedded_model(steps)
+            (home / "said").write_text(said.getvalue())
     return home
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kinroute import model_cache
-from kinroute.model_cache import MANIFEST, NAME, damage, embedded_model
+from kinroute.model_cache import MANIFEST, damage, embedded_model
 from kinroute.problem import Problem
 from kinroute.progress import Steps
 
@@ -49,19 +48,12 @@ def test_without_the_package_a_sentence_says_how_to_install_it(tmp_path: Path, m
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_half_written_cache_folder_is_noticed_said_and_made_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cache_home: Path, smollm2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    broken = make_folder(tmp_path / "kinroute" / "models" / NAME, weights=b"")
-    leftover = broken.parent / f".{NAME}-killed"
-    leftover.mkdir()
-    said = io.StringIO()
+    assert "again (model.safetensors has 0 bytes instead of 4" in (cache_home / "said").read_text()
+    assert damage(smollm2) is None
+    assert (smollm2 / "model.safetensors").stat().st_size > 200_000_000
+    assert not list(smollm2.parent.glob(".*"))
 
-    with quiet_steps(said) as steps:
-        folder = embedded_model(steps)
-
-    assert "again (model.safetensors has 0 bytes instead of 4" in said.getvalue()
-    assert damage(folder) is None
-    assert not leftover.exists()
-    assert (folder / "model.safetensors").stat().st_size > 200_000_000
-    assert model_cache.embedded_model(quiet_steps()) == folder
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache_home))
+    assert embedded_model(quiet_steps()) == smollm2
