@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -127,11 +127,10 @@ class Presented:
 def verify(auth: str, keys: Iterable[bytes], hint: GrpcHint | HttpHint) -> None:
     """Raises AffinityError where none of `keys` signed `hint` as `auth` says. Takes as long wherever they differ."""
     given = auth.encode(errors="replace")
-    # Every key is tried, so that the time says nothing of which.
-    if not any([hmac.compare_digest(given, hint.sign(key).encode()) for key in keys]):
+    if not any(hmac.compare_digest(given, hint.sign(key).encode()) for key in keys):
         raise AffinityError("bad signature", f"{AUTH_KEY} does not sign this request")
 
 
-def _sign(key: bytes, members: dict[str, object], *, ascii_only: bool) -> str:
+def _sign(key: bytes, members: Mapping[str, object], *, ascii_only: bool) -> str:
     text = json.dumps(members, sort_keys=True, separators=(",", ":"), ensure_ascii=ascii_only)
     return _AUTH_PREFIX + hmac.digest(key, text.encode(), hashlib.sha256).hex()
