@@ -10,6 +10,7 @@ from typing import Protocol
 import grpc
 import numpy as np
 
+from enginelink import generate_rules as rules
 from openengine.v1 import error_pb2, generation_pb2, kv_pb2, service_pb2_grpc
 from worker.answers import REASONS, Spell, error_of, stop_match_of, token_info, usage_of
 from worker.commands import PinEnded, Rejected, Told
@@ -17,8 +18,7 @@ from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, Outpu
 from worker.core.types import Logprobs, Request, TokenIds
 from worker.intake import Intake
 from worker.metadata import Metadata
-from worker.options import stop_texts_from
-from worker.refusal import Refused, invalid, overloaded, unsupported
+from worker.refusal import Refused, invalid, overloaded, refusing, unsupported
 from worker.requests import Active, Requests
 from worker.text import AnswerText, TextModel
 
@@ -64,7 +64,9 @@ class InferenceService(service_pb2_grpc.InferenceServicer):  # type: ignore[misc
             raise invalid(
                 f"openengine-target-dp-rank is {metadata.target_dp_rank}: this worker is data-parallel rank 0 alone"
             )
-        stop_texts = stop_texts_from(message.stopping)
+        with refusing():
+            rules.require_stopping(message.stopping)
+        stop_texts = rules.stop_texts(message.stopping)
         if stop_texts and worker.text is None:
             raise unsupported("stopping.conditions has a stop_text: this model folder has no tokenizer.json")
         request = worker.intake.from_generate(

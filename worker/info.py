@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from google.protobuf import struct_pb2
 
+from enginelink.generate_rules import MAX_TOP_LOGPROBS
 from openengine.v1 import kv_pb2, model_pb2, server_pb2
 from worker.intake import Served
-from worker.options import MAX_TOP_LOGPROBS
 from worker.settings import WorkerSettings
 
 ENGINE_NAME = "kinroute"

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from google.protobuf import struct_pb2
 
+from enginelink import generate_rules as rules
 from enginelink.envelope import prompt_sha256
 from enginelink.v1 import link_pb2
 from openengine.v1 import error_pb2, generation_pb2
@@ -15,8 +15,8 @@ from worker.core.handoff import HandoffError, KvShape, SessionRef
 from worker.core.networks import AllowedNetworks
 from worker.core.types import Phase, Request, RequestKey, Retention, TokenIds
 from worker.lineage import NO_LINEAGE, Envelopes, Lineage
-from worker.options import retention_from, retention_from_extra, sampling_from, stop_texts_from, stopping_from
-from worker.refusal import Refused, invalid, unsupported
+from worker.options import retention_from, retention_from_extra, sampling_from, stopping_from
+from worker.refusal import Refused, invalid, refusing, unsupported
 
 PHASES: Mapping[str, frozenset[Phase]] = {
     "context": frozenset({Phase.CONTEXT}),
@@ -28,7 +28,6 @@ REQUEST_TYPES = {
     "generation_only": Phase.GENERATION,
     "context_and_generation": Phase.AGGREGATED,
 }
-MAX_ID_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ class Intake:
             raise invalid(f"phase is {submit.phase}: context, generation or aggregated")
         if len(submit.token_ids) % 4:
             raise invalid(f"token_ids has {len(submit.token_ids)} bytes: 4 for each token")
-        if stop_texts_from(submit.stopping):
+        if rules.stop_texts(submit.stopping):
             raise unsupported("stopping.conditions has a stop_text: on EngineLink the edge applies them")
         leg = _Leg(
             phase=Phase(submit.phase),
@@ -96,12 +95,15 @@ class Intake:
         self._require_model(message.model)
         self.require_supported(message)
         session = message.kv.session.SerializeToString() if message.kv.HasField("session") else b""
+        with refusing():
+            conversation = rules.text_of(message.extra, "conversation_id")
+            request_type = rules.request_type_of(message.extra, has_session=bool(session))
         leg = _Leg(
-            phase=self._asked_phase(message.extra, session),
+            phase=self._phase_of(request_type),
             token_ids=token_ids,
             session=session,
             salt=message.kv.cache_salt.encode(),
-            conversation=_text(message.extra, "conversation_id"),
+            conversation=conversation,
             bypass_prefix_cache=message.kv.bypass_prefix_cache,
             envelope=envelope,
             retention=retention_from_extra(message.extra),
@@ -111,14 +113,8 @@ class Intake:
     @staticmethod
     def require_supported(message: generation_pb2.GenerateRequest) -> None:
         """Refuses what no request of this worker can have."""
-        if not message.request_id or len(message.request_id.encode()) > MAX_ID_BYTES:
-            raise invalid(f"request_id must have 1 to {MAX_ID_BYTES} bytes")
-        if message.HasField("guided"):
-            raise unsupported("guided: guided decoding is not served")
-        if message.media:
-            raise unsupported("media: this model reads text alone")
-        if message.lora_name:
-            raise unsupported("lora_name: LoRA adapters are not served")
+        with refusing():
+            rules.require_request(message)
 
     def _request(
         self,
@@ -212,15 +208,10 @@ class Intake:
                 f"model is {model!r}: this worker serves {self._served.model_name!r}",
             )
 
-    def _asked_phase(self, extra: struct_pb2.Struct, session: bytes) -> Phase:
-        """A session means generation; else `extra["request_type"]` says it; else the worker's role."""
-        if session:
-            return Phase.GENERATION
-        asked = _text(extra, "request_type")
-        if asked:
-            if asked not in REQUEST_TYPES:
-                raise invalid(f"extra.request_type is {asked!r}: {', '.join(REQUEST_TYPES)}")
-            return REQUEST_TYPES[asked]
+    def _phase_of(self, request_type: str) -> Phase:
+        """What the request leaves open, the worker's role says."""
+        if request_type:
+            return REQUEST_TYPES[request_type]
         return Phase.CONTEXT if self._served.role == "context" else Phase.AGGREGATED
 
 
@@ -229,12 +220,3 @@ def _prompt_hash(leg: _Leg) -> bytes:
     if leg.phase is Phase.GENERATION or not (leg.conversation or leg.envelope):
         return b""
     return bytes.fromhex(prompt_sha256(leg.token_ids.astype("<u4", copy=False).tobytes()))
-
-
-def _text(extra: struct_pb2.Struct, name: str) -> str:
-    if name not in extra.fields:
-        return ""
-    value = extra.fields[name]
-    if value.WhichOneof("kind") != "string_value":
-        raise invalid(f"extra.{name} must be a string")
-    return value.string_value

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
+import grpc
+
+from enginelink.openengine_metadata import MetadataError, read_metadata
 from worker.refusal import invalid, unsupported
 
-PREFIX = "openengine-"
+CONTROL = "/openengine.v1.Control/"
 LINEAGE = "kinroute-lineage"
 FOREIGN_HINT = "x-trtllm-subagent-affinity-"
-INT32 = range(-(1 << 31), 1 << 31)
-UINT32 = range(1 << 32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,25 +24,38 @@ class Metadata:
     @classmethod
     def read(cls, pairs: Iterable[tuple[str, str | bytes]]) -> Metadata:
         """Raises Refused where an `openengine-` key is repeated or malformed."""
-        found: dict[str, str] = {}
+        pairs = list(pairs)
+        lineage: list[str] = []
         for key, value in pairs:
             if key.startswith(FOREIGN_HINT):
                 raise unsupported(f"{key}: this worker takes lineage in {LINEAGE} alone")
-            if key.startswith(PREFIX) or key == LINEAGE:
-                if key in found:
-                    raise invalid(f"{key} is given twice")
-                found[key] = value if isinstance(value, str) else value.decode(errors="replace")
-        if found.get("openengine-routing-key") == "":
-            raise invalid("openengine-routing-key is empty")
-        _integer(found, "openengine-priority", INT32)
-        return cls(target_dp_rank=_integer(found, "openengine-target-dp-rank", UINT32), lineage=found.get(LINEAGE, ""))
+            if key == LINEAGE:
+                lineage.append(value if isinstance(value, str) else value.decode(errors="replace"))
+        if len(lineage) > 1:
+            raise invalid(f"{LINEAGE} is given twice")
+        try:
+            read = read_metadata(pairs)
+        except MetadataError as error:
+            raise invalid(str(error)) from error
+        return cls(target_dp_rank=read.target_dp_rank, lineage="".join(lineage))
 
 
-def _integer(found: dict[str, str], key: str, allowed: range) -> int | None:
-    text = found.get(key)
-    if text is None:
-        return None
-    digits = text.removeprefix("-") if allowed.start < 0 else text
-    if not (digits.isascii() and digits.isdecimal()) or int(text) not in allowed:
-        raise invalid(f"{key} is {text!r}: a base-10 integer of {allowed.start} to {allowed.stop - 1}")
-    return int(text)
+class ControlMetadata(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs alone
+    """Holds `Control` to the rules of metadata too, though nothing of it counts there."""
+
+    async def intercept_service(self, continuation: Any, details: grpc.HandlerCallDetails) -> Any:
+        if details.method.startswith(CONTROL):
+            try:
+                read_metadata(details.invocation_metadata)
+            except MetadataError as error:
+                return _refusal(str(error))
+        return await continuation(details)
+
+
+def _refusal(message: str) -> Any:
+    """A handler that reads no request, so it fits every call."""
+
+    async def refuse(_: object, context: Any) -> None:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, message)
+
+    return grpc.stream_stream_rpc_method_handler(refuse)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Self
 
 import grpc
 
+from enginelink.generate_rules import NotServed
 from openengine.v1 import error_pb2
 
 STATUS: dict[int, grpc.StatusCode] = {
@@ -42,6 +45,15 @@ class Refused(Exception):
         return error_pb2.EngineError(
             code=error_pb2.ErrorCode.Name(self.code), message=self.message, retryable=self.retryable
         )
+
+
+@contextmanager
+def refusing() -> Iterator[None]:
+    """What the rules of the protocol do not allow is refused."""
+    try:
+        yield
+    except NotServed as error:
+        raise (unsupported if error.is_unsupported else invalid)(str(error)) from error
 
 
 def invalid(message: str) -> Refused:

@@ -6,6 +6,7 @@ import asyncio
 
 import grpc
 
+from enginelink.standard_services import add_standard_services
 from enginelink.v1 import link_pb2_grpc
 from openengine.v1 import service_pb2_grpc
 from worker.addresses import Address, shared_listener
@@ -13,6 +14,7 @@ from worker.admin import Admin, AdminServer
 from worker.grpc_api import InferenceService
 from worker.grpc_control import ControlService
 from worker.link import LinkService
+from worker.metadata import ControlMetadata
 from worker.service import Service
 from worker.settings import Listen
 
@@ -25,8 +27,12 @@ OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.so_reuseport", 1),
+    # What is compressed may unpack a thousandfold, after its size was measured.
+    ("grpc.compression_enabled_algorithms_bitset", 1),
+    ("grpc.per_message_decompression", 0),
 )
 GRACE_S = 0.5
+SERVICES = ("openengine.v1.Inference", "openengine.v1.Control", "enginelink.v1.EngineLink")
 
 
 class Servers:
@@ -34,10 +40,13 @@ class Servers:
 
     def __init__(self, service: Service, listen: Listen) -> None:
         self._listen = listen
-        self._grpc = grpc.aio.server(options=OPTIONS)
+        self._service = service
+        self._grpc = grpc.aio.server(options=OPTIONS, interceptors=(ControlMetadata(),))
         service_pb2_grpc.add_InferenceServicer_to_server(InferenceService(service), self._grpc)
         service_pb2_grpc.add_ControlServicer_to_server(ControlService(service), self._grpc)
         link_pb2_grpc.add_EngineLinkServicer_to_server(LinkService(service), self._grpc)
+        self._health = add_standard_services(self._grpc, SERVICES)
+        self._health_task: asyncio.Task[None] | None = None
         self._admin = AdminServer(Admin(service))
         self._admin_task: asyncio.Task[None] | None = None
 
@@ -46,10 +55,13 @@ class Servers:
         if not self._grpc.add_insecure_port(self._listen.grpc):
             raise OSError(f"listen.grpc {self._listen.grpc} cannot be bound")
         await self._grpc.start()
+        self._health_task = asyncio.create_task(self._health.follow(self._service.is_ready), name="health")
         listener = shared_listener(Address.parse(self._listen.admin))
         self._admin_task = asyncio.create_task(self._admin.run_on(listener), name="admin")
 
     async def stop(self) -> None:
+        if self._health_task is not None:
+            self._health_task.cancel()
         await self._grpc.stop(GRACE_S)
         self._admin.should_exit = True
         if self._admin_task is not None:

@@ -9,6 +9,8 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from enginelink.block_keys import BlockScope, block_keys, scope_key
 from openengine.v1 import error_pb2, generation_pb2, kv_pb2, lifecycle_pb2, lora_pb2, model_pb2, server_pb2
@@ -153,6 +155,12 @@ def test_cached_prompt_tokens_are_whole_blocks_and_the_salt_separates_them(clien
         ({"sampling": {"temperature": float("nan")}}, grpc.StatusCode.INVALID_ARGUMENT, "temperature"),
         ({"stopping": {"max_tokens": 0}}, grpc.StatusCode.INVALID_ARGUMENT, "max_tokens"),
         ({"response": {"return_prompt_logprobs": True}}, grpc.StatusCode.UNIMPLEMENTED, "prompt_logprobs"),
+        ({"response": {"prompt_logprob_start": 0}}, grpc.StatusCode.UNIMPLEMENTED, "prompt_logprob_start"),
+        ({"response": {"prompt_candidates": {"top_n": 1}}}, grpc.StatusCode.UNIMPLEMENTED, "prompt_candidates"),
+        ({"response": {"output_candidates": {"all": {}}}}, grpc.StatusCode.UNIMPLEMENTED, "output_candidates.all"),
+        ({"stopping": {"max_tokens": 2, "min_tokens": 3}}, grpc.StatusCode.INVALID_ARGUMENT, "min_tokens"),
+        ({"stopping": {"conditions": [{"stop_text": "x" * 2000}]}}, grpc.StatusCode.INVALID_ARGUMENT, "stop_text"),
+        ({"stopping": {"include_stop_in_output": True}}, grpc.StatusCode.UNIMPLEMENTED, "include_stop_in_output"),
         ({"token_ids": {"ids": []}}, grpc.StatusCode.INVALID_ARGUMENT, "token_ids"),
         ({"token_ids": {"ids": [1_000_000]}}, grpc.StatusCode.INVALID_ARGUMENT, "token_ids"),
         ({"token_ids": {"ids": [1] * 3000}}, grpc.StatusCode.INVALID_ARGUMENT, "3000 tokens"),
@@ -280,5 +288,46 @@ def test_what_it_says_of_itself_is_what_it_serves(client: OpenEngine) -> None:
 def test_what_does_not_exist_here_is_unimplemented(client: OpenEngine, method: str, request_: Any) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         list(getattr(client.control, method)(request_))
+
+    assert status_of(caught)[0] == grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_control_calls_obey_the_rules_of_metadata_too(client: OpenEngine) -> None:
+    with pytest.raises(grpc.RpcError) as caught:
+        client.control.GetLoad(
+            server_pb2.GetLoadRequest(),
+            metadata=[("openengine-priority", "1"), ("openengine-priority", "2")],
+            timeout=10.0,
+        )
+
+    code, message = status_of(caught)
+    assert code == grpc.StatusCode.INVALID_ARGUMENT
+    assert "openengine-priority" in message
+
+
+def test_the_standard_health_service_says_that_it_serves(client: OpenEngine) -> None:
+    stub = health_pb2_grpc.HealthStub(client.channel)
+
+    for service in ("", "openengine.v1.Inference"):
+        answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=10.0)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def test_reflection_knows_the_services_and_their_schema(client: OpenEngine) -> None:
+    database = ProtoReflectionDescriptorDatabase(client.channel)
+
+    assert {"openengine.v1.Inference", "openengine.v1.Control"} <= set(database.get_services())
+    file = database.FindFileContainingSymbol("openengine.v1.GenerateRequest")
+    assert "GenerateRequest" in [message.name for message in file.message_type]
+
+
+def test_a_compressed_message_is_not_unpacked(client: OpenEngine) -> None:
+    stub = client.channel.unary_unary(
+        "/openengine.v1.Control/GetModelInfo",
+        request_serializer=model_pb2.GetModelInfoRequest.SerializeToString,
+        response_deserializer=model_pb2.ModelInfo.FromString,
+    )
+    with pytest.raises(grpc.RpcError) as caught:
+        stub(model_pb2.GetModelInfoRequest(model="m" * 100_000), compression=grpc.Compression.Gzip, timeout=10.0)
 
     assert status_of(caught)[0] == grpc.StatusCode.UNIMPLEMENTED
