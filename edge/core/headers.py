@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields, replace
 
 from edge.core.errors import Code, EdgeError
+from edge.core.lineage_token import MAX_TOKEN_BYTES
 
 MAX_ID_BYTES = 256
-MAX_TOKEN_BYTES = 2048
-LINEAGE_HEADER = "x-kinroute-lineage"
 CODEX_SIDE_TASKS = {"compact", "memory_consolidation", "review"}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _AGAIN = "\n"
 """Between the values of a header that was given more than once; no header can carry it."""
-_INTERNAL = re.compile(r"^(x-trtllm-|openengine-|x-kinroute-internal-)|^kinroute-lineage$")
+_INTERNAL = re.compile(r"x-trtllm-|openengine-|x-kinroute-internal-|kinroute-lineage$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +22,8 @@ class Claim:
     """What the caller says, in its own words, unproven. `root`: the family's first conversation, where it is carried.
 
     `explicit`: said in our own headers, so it is refused where it may not be believed; an agent's are ignored instead.
-    `placement`: what the request should be near, without being its child.
+    `placement`: what the request should be near, without being its child. `token`: a lineage token, whichever family
+    names the conversation; always explicit.
     """
 
     family: str = ""
@@ -34,28 +34,31 @@ class Claim:
     side: bool = False
     explicit: bool = False
     placement: str | None = None
+    token: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HeaderNames:
-    """Every name that the families read; each can be changed by configuration. In lower case, with dashes."""
+    """Every name that the families read; each can be changed by configuration. An empty one is never read."""
 
-    ours: tuple[str, str, str] = (
-        "x-kinroute-conversation-id",
-        "x-kinroute-parent-id",
-        "x-kinroute-conversation-final",
-    )
-    dynamo: tuple[str, str, str] = ("x-dynamo-session-id", "x-dynamo-parent-session-id", "x-dynamo-session-final")
-    claude_code: tuple[str, str, str] = (
-        "x-claude-code-session-id",
-        "x-claude-code-agent-id",
-        "x-claude-code-parent-agent-id",
-    )
-    codex: tuple[str, str, str, str] = ("thread-id", "session-id", "x-codex-parent-thread-id", "x-openai-subagent")
-    opencode: tuple[tuple[str, ...], str] = (
-        ("x-opencode-session", "x-session-id", "x-session-affinity"),
-        "x-parent-session-id",
-    )
+    conversation: str = "x-kinroute-conversation-id"
+    parent: str = "x-kinroute-parent-id"
+    final: str = "x-kinroute-conversation-final"
+    lineage: str = "x-kinroute-lineage"
+    dynamo_session: str = "x-dynamo-session-id"
+    dynamo_parent: str = "x-dynamo-parent-session-id"
+    dynamo_final: str = "x-dynamo-session-final"
+    claude_code_session: str = "x-claude-code-session-id"
+    claude_code_agent: str = "x-claude-code-agent-id"
+    claude_code_parent_agent: str = "x-claude-code-parent-agent-id"
+    codex_thread: str = "thread-id"
+    codex_session: str = "session-id"
+    codex_parent: str = "x-codex-parent-thread-id"
+    codex_kind: str = "x-openai-subagent"
+    opencode_session: str = "x-opencode-session"
+    opencode_id: str = "x-session-id"
+    opencode_affinity: str = "x-session-affinity"
+    opencode_parent: str = "x-parent-session-id"
     others: tuple[str, ...] = ("x-litellm-session-id", "x-session-id", "x-multi-turn-session-id")
     others_parent: str = ""
 
@@ -71,9 +74,9 @@ def fold(raw: Iterable[tuple[str, str]]) -> dict[str, str]:
     """
     folded: dict[str, str] = {}
     for name, value in raw:
-        key = _fold_name(name)
+        key = fold_name(name)
         trimmed = _as_utf8(value.strip(" \t"))
-        if not trimmed or _INTERNAL.search(key):
+        if not trimmed or _INTERNAL.match(key):
             continue
         before = folded.setdefault(key, trimmed)
         if trimmed != before and _AGAIN not in before:
@@ -81,7 +84,7 @@ def fold(raw: Iterable[tuple[str, str]]) -> dict[str, str]:
     return folded
 
 
-def _fold_name(name: str) -> str:
+def fold_name(name: str) -> str:
     return name.lower().replace("_", "-")
 
 
@@ -95,14 +98,21 @@ def _as_utf8(value: str) -> str:
         return value
 
 
-@dataclass(frozen=True, slots=True)
 class HeaderFamilies:
     """Reads a claim out of folded headers (`fold`) and a body's own fields."""
 
-    names: HeaderNames = field(default_factory=HeaderNames)
+    def __init__(self, names: HeaderNames | None = None) -> None:
+        names = names or HeaderNames()
+        folded = {
+            field.name: tuple(map(fold_name, value)) if isinstance(value, tuple) else fold_name(value)
+            for field in fields(names)
+            for value in (getattr(names, field.name),)
+        }
+        self.names = replace(names, **folded)
 
     def read(self, headers: Values, *, body_conversation: str | None = None, cache_key: str | None = None) -> Claim:
         """Raises EdgeError: an id that is too long, has control characters, or contradicts another."""
+        token = _value(headers, self.names.lineage, MAX_TOKEN_BYTES)
         readers: Sequence[Callable[[Values], Claim | None]] = (
             self._ours,
             self._dynamo,
@@ -113,41 +123,42 @@ class HeaderFamilies:
         for reader in readers:
             claim = reader(headers)
             if claim is not None:
-                return claim
-        return self._others(headers, body_conversation, cache_key)
+                break
+        else:
+            claim = self._others(headers, body_conversation, cache_key)
+        # A token proves a parent and names nobody: an agent's own headers, or a body, still say who this is.
+        return claim if token is None else replace(claim, token=token)
 
     def _ours(self, headers: Values) -> Claim | None:
-        own, parent, final = self.names.ours
-        token = _value(headers, LINEAGE_HEADER, MAX_TOKEN_BYTES)
-        if not (own in headers or parent in headers or final in headers or token):
+        names = self.names
+        if not (names.conversation in headers or names.parent in headers or names.final in headers):
             return None
-        if token is not None:
-            raise EdgeError(
-                Code.INVALID,
-                f"Lineage tokens are not taken here: name the parent in {parent}.",
-                param=LINEAGE_HEADER,
-            )
         return Claim(
             family="kinroute",
-            conversation=_value(headers, own),
-            parent=_value(headers, parent),
-            final=_flag(headers, final),
+            conversation=_value(headers, names.conversation),
+            parent=_value(headers, names.parent),
+            final=_flag(headers, names.final),
             explicit=True,
         )
 
     def _dynamo(self, headers: Values) -> Claim | None:
-        own, parent, final = self.names.dynamo
-        if not (own in headers or parent in headers):
+        names = self.names
+        if not (names.dynamo_session in headers or names.dynamo_parent in headers):
             return None
-        return Claim("dynamo", _value(headers, own), _value(headers, parent), final=_flag(headers, final))
+        return Claim(
+            "dynamo",
+            _value(headers, names.dynamo_session),
+            _value(headers, names.dynamo_parent),
+            final=_flag(headers, names.dynamo_final),
+        )
 
     def _claude_code(self, headers: Values) -> Claim | None:
         """Children share their root's session id, so an agent's conversation is session and agent together."""
-        session_name, agent_name, parent_name = self.names.claude_code
-        session = _value(headers, session_name)
+        names = self.names
+        session = _value(headers, names.claude_code_session)
         if session is None:
             return None
-        agent, parent = _value(headers, agent_name), _value(headers, parent_name)
+        agent, parent = _value(headers, names.claude_code_agent), _value(headers, names.claude_code_parent_agent)
         if agent is None:
             return Claim("claude-code", session, root=session)
         return Claim(
@@ -158,9 +169,9 @@ class HeaderFamilies:
         )
 
     def _codex(self, headers: Values) -> Claim | None:
-        thread, session, parent_name, kind_name = self.names.codex
-        own = _value(headers, thread) or _value(headers, session)
-        parent, kind = _value(headers, parent_name), _value(headers, kind_name)
+        names = self.names
+        own = _value(headers, names.codex_thread) or _value(headers, names.codex_session)
+        parent, kind = _value(headers, names.codex_parent), _value(headers, names.codex_kind)
         if own is None and parent is None:
             return None
         if kind in CODEX_SIDE_TASKS:
@@ -168,18 +179,18 @@ class HeaderFamilies:
         return Claim("codex", own, parent)
 
     def _opencode(self, headers: Values) -> Claim | None:
-        names, parent_name = self.names.opencode
-        parent = _value(headers, parent_name)
-        if parent is None and names[0] not in headers and names[2] not in headers:
+        names = self.names
+        parent = _value(headers, names.opencode_parent)
+        if parent is None and names.opencode_session not in headers and names.opencode_affinity not in headers:
             return None
-        return Claim("opencode", _agreeing(headers, names), parent)
+        own = _agreeing(headers, (names.opencode_session, names.opencode_id, names.opencode_affinity))
+        return Claim("opencode", own, parent)
 
     def _others(self, headers: Values, body_conversation: str | None, cache_key: str | None) -> Claim:
         own = _body_id("conversation_params.conversation_id", body_conversation)
         if own is None:
             own = _agreeing(headers, self.names.others)
-        parent_name = _fold_name(self.names.others_parent)
-        parent = _value(headers, parent_name) if parent_name else None
+        parent = _value(headers, self.names.others_parent)
         near = _body_id("prompt_cache_key", cache_key)
         family = "other" if own is not None or parent is not None else ""
         # Beside its own id, the key would part it from its children: they know it by that id alone.
@@ -202,7 +213,7 @@ def _value(headers: Values, name: str, max_bytes: int = MAX_ID_BYTES) -> str | N
     value = headers.get(name)
     if value is not None:
         if _AGAIN in value:
-            raise EdgeError(Code.INVALID, f"{name} is given twice with different values.", param=name)
+            raise EdgeError(Code.INVALID, f"{name} is given twice with different values.", param=name, reason="two values")
         _require_id(name, value, max_bytes)
     return value
 
@@ -211,19 +222,24 @@ def _agreeing(headers: Values, names: Sequence[str]) -> str | None:
     """The value that all of `names` that are present have. Raises EdgeError where they differ."""
     found = {name: value for name in names if (value := _value(headers, name)) is not None}
     if len(set(found.values())) > 1:
-        raise EdgeError(Code.INVALID, f"{' and '.join(found)} name different conversations.", param=next(iter(found)))
+        raise EdgeError(
+            Code.INVALID,
+            f"{' and '.join(found)} name different conversations.",
+            param=next(iter(found)),
+            reason="two conversations",
+        )
     return next(iter(found.values()), None)
 
 
 def _flag(headers: Values, name: str) -> bool:
     value = headers.get(name, "false").lower()
     if value not in ("true", "false"):
-        raise EdgeError(Code.INVALID, f"{name} must be true or false.", param=name)
+        raise EdgeError(Code.INVALID, f"{name} must be true or false.", param=name, reason="not a flag")
     return value == "true"
 
 
 def _require_id(name: str, value: str, max_bytes: int) -> None:
     if len(value.encode(errors="surrogatepass")) > max_bytes:
-        raise EdgeError(Code.INVALID, f"{name} is longer than {max_bytes} bytes.", param=name)
+        raise EdgeError(Code.INVALID, f"{name} is longer than {max_bytes} bytes.", param=name, reason="too long")
     if _CONTROL.search(value):
-        raise EdgeError(Code.INVALID, f"{name} has control characters.", param=name)
+        raise EdgeError(Code.INVALID, f"{name} has control characters.", param=name, reason="control characters")

@@ -9,23 +9,25 @@ from typing import Literal
 from edge.core.types import ConversationKey, Principal
 
 Isolation = Literal["tenant", "subject"]
+"""Whose cached prefixes, or whose conversations, are one: a tenant's or a subject's."""
 KEY_CHARS = 32
 
 
 class Namespace:
     """Hashes under `id_key`, which edge replicas share: they agree without talking.
 
-    The subject is the unit of trust for conversations. `isolation` says within what cached prefixes are shared.
+    `trust` says whose conversations a caller can name: whoever may write an id may speak as it. `isolation` says within
+    what cached prefixes are shared.
     """
 
-    def __init__(self, id_key: bytes, isolation: Isolation = "tenant") -> None:
+    def __init__(self, id_key: bytes, isolation: Isolation = "tenant", trust: Isolation = "subject") -> None:
         self._key = id_key
         self._isolation = isolation
+        self._trust = trust
 
     def conversation(self, principal: Principal, caller_id: str) -> ConversationKey:
-        return ConversationKey(
-            self._hash(b"conversation", principal.tenant, principal.subject, caller_id).hex()[:KEY_CHARS]
-        )
+        owner = (principal.tenant,) if self._trust == "tenant" else (principal.tenant, principal.subject)
+        return ConversationKey(self._hash(b"conversation", *owner, caller_id).hex()[:KEY_CHARS])
 
     def derived(self, principal: Principal, parent: str, content: bytes) -> ConversationKey:
         """For a caller that names no conversation: the same at every turn, from what does not change between turns."""
