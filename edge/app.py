@@ -19,6 +19,9 @@ from edge.core.admission import Admission, AdmissionLimits
 from edge.core.auth import Authenticator, JwtRules
 from edge.core.fleet import Fleet
 from edge.core.headers import HeaderFamilies, HeaderNames
+from edge.core.kinship import Kinship
+from edge.core.lineage import Lineages
+from edge.core.lineage_token import LineageTokens
 from edge.core.namespace import Namespace
 from edge.core.routing import Router, RouterConfig
 from edge.core.types import Principal, Scope, TenantLimits
@@ -73,7 +76,8 @@ class Edge:
         self._settings = settings
         keyring = None if settings.keys_file is None else Keyring.load(settings.keys_file)
         metrics, recent = Metrics(), RecentRequests()
-        identities = _identities(settings, keyring, Audit(metrics.registry))
+        lineages = _lineages(settings, keyring)
+        identities = _identities(settings, keyring, lineages, Audit(metrics.registry))
         self._text = TextModel.load(settings.model.path)
         catalogue = Catalogue([ServedModel(settings.model.name, settings.model.aliases, self._text)])
         self.driver = _driver(settings, keyring)
@@ -151,8 +155,27 @@ def _say(news: dict[str, str]) -> None:
     sys.stdout.flush()
 
 
-def _identities(settings: EdgeSettings, keyring: Keyring | None, audit: Audit) -> Identities:
+def _lineages(settings: EdgeSettings, keyring: Keyring | None) -> Lineages:
     """Without a key file, which only an anonymous edge may lack, ids are hashed under a key that ends with it."""
+    id_key = secrets.token_bytes(32) if keyring is None else keyring.id_key
+    affinity, limits = settings.affinity, settings.limits
+    names = HeaderNames(
+        **affinity.headers.model_dump(), others_parent=settings.conversation_affinity_header_for_subagents or ""
+    )
+    return Lineages(
+        Namespace(id_key, settings.cache_isolation, affinity.namespace),
+        LineageTokens(() if keyring is None else keyring.lineage_keys, affinity.token_life_s),
+        Kinship(
+            TenantLimits(conversations=limits.tenant_conversations, children=limits.parent_children),
+            limits.lineage_depth,
+            replicas=limits.replicas,
+        ),
+        proof=affinity.proof,
+        names=names,
+    )
+
+
+def _identities(settings: EdgeSettings, keyring: Keyring | None, lineages: Lineages, audit: Audit) -> Identities:
     jwt = settings.auth.jwt
     rules = None
     if jwt is not None:
@@ -167,9 +190,7 @@ def _identities(settings: EdgeSettings, keyring: Keyring | None, audit: Audit) -
         rules,
         anonymous if settings.listen.allow_anonymous else None,
     )
-    names = HeaderNames(others_parent=(settings.conversation_affinity_header_for_subagents or "").lower())
-    id_key = secrets.token_bytes(32) if keyring is None else keyring.id_key
-    return Identities(authenticator, HeaderFamilies(names), Namespace(id_key, settings.cache_isolation), audit)
+    return Identities(authenticator, HeaderFamilies(lineages.names), lineages, audit)
 
 
 def _driver(settings: EdgeSettings, keyring: Keyring | None) -> Driver:

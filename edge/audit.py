@@ -18,12 +18,18 @@ class Audit(Collector):
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._refused: Counter[tuple[str, str]] = Counter()
+        self._ignored: Counter[tuple[str, str]] = Counter()
         registry.register(self)
 
     def refused(self, what: str, reason: str, *, tenant: str = "", key_id: str = "") -> None:
         """`what`: `credential`, `hint`, `token`. `key_id` names a key and is none."""
         self._refused[what, reason] += 1
         log.warning("refused", audit=what, reason=reason, tenant=tenant, key_id=key_id)
+
+    def ignored(self, family: str, reason: str, *, tenant: str = "", key_id: str = "") -> None:
+        """What an agent's own headers said of a parent or an end. They always say it: no line in the log by default."""
+        self._ignored[family, reason] += 1
+        log.debug("ignored", audit="hint", family=family, reason=reason, tenant=tenant, key_id=key_id)
 
     def collect(self) -> Iterator[Metric]:
         refused = CounterMetricFamily(
@@ -32,3 +38,11 @@ class Audit(Collector):
         for (what, reason), count in self._refused.items():
             refused.add_metric([what, reason], count)
         yield refused
+        ignored = CounterMetricFamily(
+            "kinroute_edge_ignored_hints",
+            "Parents and final marks in an agent's own headers that may not be believed.",
+            labels=["family", "reason"],
+        )
+        for (family, reason), count in self._ignored.items():
+            ignored.add_metric([family, reason], count)
+        yield ignored

@@ -10,8 +10,7 @@ from edge.audit import Audit
 from edge.core.auth import Authenticator
 from edge.core.errors import EdgeError
 from edge.core.headers import HeaderFamilies, fold
-from edge.core.lineage import Believed, believe
-from edge.core.namespace import Namespace
+from edge.core.lineage import Believed, Lineages
 from edge.core.types import Principal
 
 
@@ -27,12 +26,14 @@ class Identities:
     """Authenticates requests and reads their lineage. Raises EdgeError; never says why a credential failed."""
 
     def __init__(
-        self, authenticator: Authenticator, families: HeaderFamilies, namespace: Namespace, audit: Audit
+        self, authenticator: Authenticator, families: HeaderFamilies, lineages: Lineages, audit: Audit
     ) -> None:
         self._authenticator = authenticator
         self._families = families
-        self._namespace = namespace
+        self._lineages = lineages
         self._audit = audit
+        self.lineage_header = families.names.lineage.encode()
+        """The header, or metadata key, that an answer's lineage token goes out in; empty where it is switched off."""
 
     def identify(self, raw: Iterable[tuple[str, str]]) -> Identified:
         """`raw`: headers or metadata, as bytes that were read as Latin-1."""
@@ -54,16 +55,26 @@ class Identities:
         cache_key: str | None,
         content: Callable[[], bytes],
     ) -> Believed:
-        """`content`: what identifies a conversation that has no id; asked for only then."""
-        principal = caller.principal
+        """`content`: what identifies a conversation that has no id; asked for only then.
+
+        `Believed.token` belongs into the answer, under `lineage_header`.
+        """
+        principal, now_s = caller.principal, time.time()
+        what = "hint"
         try:
             claim = self._families.read(caller.headers, body_conversation=body_conversation, cache_key=cache_key)
+            what = "token"
+            stated = self._lineages.stated(claim, principal, now_s)
+            what = "hint"
             derived_from = content() if claim.conversation is None else b""
-            return believe(claim, principal, self._namespace, derived_from)
+            believed = self._lineages.believe(claim, stated, principal, derived_from, now_s)
         except EdgeError as error:
-            self._audit.refused("hint", error.reason, tenant=principal.tenant, key_id=principal.key_id)
+            self._audit.refused(what, error.reason, tenant=principal.tenant, key_id=principal.key_id)
             raise
+        if believed.ignored:
+            self._audit.ignored(believed.said_by, believed.ignored, tenant=principal.tenant, key_id=principal.key_id)
+        return believed
 
     def cache_salt(self, caller: Identified, own: str) -> bytes:
         """Within what the request's prefixes are shared; a caller's `own` salt only narrows it."""
-        return self._namespace.salt(caller.principal, own)
+        return self._lineages.namespace.salt(caller.principal, own)

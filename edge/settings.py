@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -16,7 +17,9 @@ from pydantic import AfterValidator, Field
 
 from configuration.reading import Section, SettingsError, read_settings
 from configuration.sizes import Bytes
+from edge.core.headers import HeaderNames, fold_name, is_internal
 from edge.core.kv_index import least_bytes
+from edge.core.lineage_token import MAX_LIFE_S
 from enginelink.retention import DEFAULT_PRIORITY, MAX_DURATION_MS, MAX_PRIORITY
 
 PREFIX = "KINROUTE_EDGE_"
@@ -42,6 +45,18 @@ def _address(text: str) -> str:
     return text
 
 
+def _header_name(text: str) -> str:
+    folded = fold_name(text)
+    if folded and not re.fullmatch(r"[a-z0-9-]{1,64}", folded):
+        raise ValueError("must be a header's name of letters, digits and dashes, such as x-session-id")
+    if folded in _NO_IDS or is_internal(folded):
+        raise ValueError("must be a header that carries an id: this one is a credential, HTTP's own, or dropped")
+    return folded
+
+
+_NAMES = HeaderNames()
+_NO_IDS = {"authorization", "connection", "content-length", "content-type", "cookie", "host", "x-api-key"}
+HeaderName = Annotated[str, AfterValidator(_header_name)]
 AddressText = Annotated[str, AfterValidator(_address)]
 Seconds = Annotated[float, Field(gt=0.0)]
 Count = Annotated[int, Field(ge=1)]
@@ -112,6 +127,46 @@ class Auth(Section):
     jwt: Jwt | None = None
 
 
+class AffinityHeaders(Section):
+    """The names that are read, family by family; an empty one is never read. `lineage` also names what answers carry.
+
+    `others`: of callers that belong to no family, all of one meaning.
+    """
+
+    conversation: HeaderName = _NAMES.conversation
+    parent: HeaderName = _NAMES.parent
+    final: HeaderName = _NAMES.final
+    lineage: HeaderName = _NAMES.lineage
+    dynamo_session: HeaderName = _NAMES.dynamo_session
+    dynamo_parent: HeaderName = _NAMES.dynamo_parent
+    dynamo_final: HeaderName = _NAMES.dynamo_final
+    claude_code_session: HeaderName = _NAMES.claude_code_session
+    claude_code_agent: HeaderName = _NAMES.claude_code_agent
+    claude_code_parent_agent: HeaderName = _NAMES.claude_code_parent_agent
+    codex_thread: HeaderName = _NAMES.codex_thread
+    codex_session: HeaderName = _NAMES.codex_session
+    codex_parent: HeaderName = _NAMES.codex_parent
+    codex_kind: HeaderName = _NAMES.codex_kind
+    opencode_session: HeaderName = _NAMES.opencode_session
+    opencode_id: HeaderName = _NAMES.opencode_id
+    opencode_affinity: HeaderName = _NAMES.opencode_affinity
+    opencode_parent: HeaderName = _NAMES.opencode_parent
+    others: tuple[HeaderName, ...] = _NAMES.others
+
+
+class Affinity(Section):
+    """Who may say whose child a conversation is. It always takes the scope `affinity`.
+
+    `namespace`: whose conversations a caller can name, its subject's or its whole tenant's. `proof`: what proves a
+    parent or an end, a name inside that namespace or only a lineage token. `token_life_s`: of those that answers carry.
+    """
+
+    namespace: Literal["subject", "tenant"] = "subject"
+    proof: Literal["namespace", "token"] = "namespace"
+    token_life_s: Annotated[int, Field(ge=60, le=MAX_LIFE_S)] = MAX_LIFE_S
+    headers: AffinityHeaders = AffinityHeaders()
+
+
 class Limits(Section):
     """What one caller may cost. Times are deadlines; those without a tenant in their name are of one connection.
 
@@ -120,6 +175,8 @@ class Limits(Section):
     `client_buffer_chars`: text that may wait for a slow caller before its answer is cancelled. `stream_comment_s`: how
     often a stream that has nothing to say gets a comment, and how long its status line waits for the first token.
     `replicas`: how many edges share each tenant's limits; every one enforces its part.
+    `tenant_conversations`: those of one tenant that were parent or child in the last ten minutes. `parent_children`: of
+    one conversation in that time. `lineage_depth`: how far a child may be from its root.
     `tenant_max_retention_priority`: what a request that asks for more for its blocks gets.
     `tenant_max_retention_duration_ms`: how long a priority above the default may hold; without it durations are not
     taken, and what is asked holds for ever.
@@ -143,6 +200,9 @@ class Limits(Section):
     tenant_requests: Count = 1_024
     tenant_requests_per_minute: Count | None = None
     tenant_tokens_per_minute: Count | None = None
+    tenant_conversations: Count = 16_384
+    parent_children: Count = 1_024
+    lineage_depth: Count = 16
     tenant_max_retention_priority: Annotated[int, Field(ge=0, le=MAX_PRIORITY)] = DEFAULT_PRIORITY
     tenant_max_retention_duration_ms: Annotated[int, Field(ge=1, le=MAX_DURATION_MS)] | None = None
 
@@ -168,7 +228,8 @@ class EdgeSettings(Section):
     worker_protocol: Literal["enginelink", "openengine"] = "enginelink"
     router: Router = Router()
     conditional_disagg_config: ConditionalDisagg = ConditionalDisagg()
-    conversation_affinity_header_for_subagents: str | None = None
+    affinity: Affinity = Affinity()
+    conversation_affinity_header_for_subagents: HeaderName | None = None
     cache_isolation: Literal["tenant", "subject"] = "tenant"
     keys_file: Path | None = None
     auth: Auth = Auth()
@@ -210,6 +271,7 @@ def _require_sense(settings: EdgeSettings) -> None:
         raise SettingsError(
             f"listen.admin is {listen.admin!r}: its control calls ask for no key, so it must be a loopback address."
         )
+    _require_affinity_sense(settings)
     taken_by: dict[str, str] = {}
     for key, address in (("http", listen.http), ("grpc", listen.grpc), ("admin", listen.admin)):
         if address is None or address.endswith(":0"):
@@ -232,3 +294,34 @@ def _require_sense(settings: EdgeSettings) -> None:
             f"router.kv_index_max_bytes is {settings.router.kv_index_max_bytes}: it must be at least {least}, which is "
             f"{least_bytes(1)} for each worker."
         )
+
+
+def _require_affinity_sense(settings: EdgeSettings) -> None:
+    affinity = settings.affinity
+    if affinity.namespace == "tenant" and affinity.proof == "token":
+        raise SettingsError(
+            "affinity.namespace is 'tenant' and affinity.proof is 'token': whoever may name all conversations of its "
+            "tenant needs no proof of one; choose one of them."
+        )
+    if affinity.proof == "token" and settings.keys_file is None:
+        raise SettingsError(
+            "affinity.proof is 'token', but keys_file is missing: it holds the keys that sign lineage tokens."
+        )
+    names = affinity.headers
+    for family in (
+        ("conversation", "parent", "final", "lineage"),
+        ("dynamo_session", "dynamo_parent", "dynamo_final"),
+        ("claude_code_session", "claude_code_agent", "claude_code_parent_agent"),
+        ("codex_thread", "codex_session", "codex_parent", "codex_kind"),
+        ("opencode_session", "opencode_id", "opencode_affinity", "opencode_parent"),
+    ):
+        roles: dict[str, str] = {}
+        for role in family:
+            name = getattr(names, role)
+            if name in roles:
+                raise SettingsError(
+                    f"affinity.headers.{roles[name]} and affinity.headers.{role} are both {name!r}: one header cannot "
+                    "say two things."
+                )
+            if name:
+                roles[name] = role

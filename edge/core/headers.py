@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from edge.core.errors import Code, EdgeError
 from edge.core.lineage_token import MAX_TOKEN_BYTES
@@ -39,7 +39,8 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class HeaderNames:
-    """Every name that the families read; each can be changed by configuration. An empty one is never read."""
+    """Every name that the families read, in lower case with dashes; configuration can change each. An empty one is
+    never read."""
 
     conversation: str = "x-kinroute-conversation-id"
     parent: str = "x-kinroute-parent-id"
@@ -76,7 +77,7 @@ def fold(raw: Iterable[tuple[str, str]]) -> dict[str, str]:
     for name, value in raw:
         key = fold_name(name)
         trimmed = _as_utf8(value.strip(" \t"))
-        if not trimmed or _INTERNAL.match(key):
+        if not trimmed or is_internal(key):
             continue
         before = folded.setdefault(key, trimmed)
         if trimmed != before and _AGAIN not in before:
@@ -86,6 +87,11 @@ def fold(raw: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 def fold_name(name: str) -> str:
     return name.lower().replace("_", "-")
+
+
+def is_internal(name: str) -> bool:
+    """Whether a folded name is for our own parts to say, and nobody else's."""
+    return _INTERNAL.match(name) is not None
 
 
 def _as_utf8(value: str) -> str:
@@ -102,13 +108,7 @@ class HeaderFamilies:
     """Reads a claim out of folded headers (`fold`) and a body's own fields."""
 
     def __init__(self, names: HeaderNames | None = None) -> None:
-        names = names or HeaderNames()
-        folded = {
-            field.name: tuple(map(fold_name, value)) if isinstance(value, tuple) else fold_name(value)
-            for field in fields(names)
-            for value in (getattr(names, field.name),)
-        }
-        self.names = replace(names, **folded)
+        self.names = names or HeaderNames()
 
     def read(self, headers: Values, *, body_conversation: str | None = None, cache_key: str | None = None) -> Claim:
         """Raises EdgeError: an id that is too long, has control characters, or contradicts another."""
@@ -213,7 +213,9 @@ def _value(headers: Values, name: str, max_bytes: int = MAX_ID_BYTES) -> str | N
     value = headers.get(name)
     if value is not None:
         if _AGAIN in value:
-            raise EdgeError(Code.INVALID, f"{name} is given twice with different values.", param=name, reason="two values")
+            raise EdgeError(
+                Code.INVALID, f"{name} is given twice with different values.", param=name, reason="two values"
+            )
         _require_id(name, value, max_bytes)
     return value
 

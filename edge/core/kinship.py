@@ -35,7 +35,7 @@ class _Relative:
 
 
 class _Tenant:
-    """Relatives, least recently seen first. A parent is seen whenever its child is, just after it: a child goes first."""
+    """Relatives, least recently seen first. A parent stays as long as one of its children."""
 
     __slots__ = ("relatives", "seen_s")
 
@@ -59,9 +59,12 @@ class _Tenant:
         """How many were forgotten."""
         forgotten = 0
         while self.relatives:
-            oldest = next(iter(self.relatives))
-            if self.relatives[oldest].seen_s > now_s - IDLE_S:
+            oldest, relative = next(iter(self.relatives.items()))
+            if relative.seen_s > now_s - IDLE_S:
                 break
+            if relative.children:
+                self.see(oldest, now_s)
+                continue
             self._leave_parent(oldest)
             del self.relatives[oldest]
             forgotten += 1
@@ -75,7 +78,7 @@ class _Tenant:
 
     def _leave_parent(self, child: ConversationKey) -> None:
         parent = self.parent_of(child)
-        if parent is not None and parent in self.relatives:
+        if parent is not None:
             self.relatives[parent].children -= 1
 
 
@@ -107,7 +110,7 @@ class Kinship:
         return self._remembered
 
     def excess(self, principal: Principal, lineage: Lineage, now_s: float) -> Excess | None:
-        """Why `lineage` may not be; None where it may, and then it is remembered. `now_s`: monotonic seconds."""
+        """Why `lineage` may not be; None where it may, and then it is remembered."""
         self._forget_idle_tenants(now_s)
         table = self._tenants.get(principal.tenant)
         if table is not None:

@@ -46,53 +46,54 @@ class Lineages:
     """
 
     def __init__(
-        self, namespace: Namespace, tokens: LineageTokens, kinship: Kinship, *, proof: Proof, names: HeaderNames
+        self,
+        namespace: Namespace,
+        tokens: LineageTokens,
+        kinship: Kinship,
+        *,
+        proof: Proof = "namespace",
+        names: HeaderNames | None = None,
     ) -> None:
         self.namespace = namespace
         self.tokens = tokens
         self.kinship = kinship
+        self.names = names or HeaderNames()
         self._proof = proof
-        self._names = names
 
     def stated(self, claim: Claim, principal: Principal, now_s: float) -> Stated | None:
         """What the claim's token states; None where there is none. `now_s`: Unix seconds. Raises EdgeError."""
         if claim.token is None:
             return None
         if not principal.may(Scope.AFFINITY):
-            raise _forbidden(self._names.lineage)
+            raise _forbidden(self.names.lineage)
         try:
             return self.tokens.verify(claim.token, principal.tenant, now_s)
         except LineageTokenError as error:
             raise EdgeError(
                 Code.INVALID,
-                f"{self._names.lineage} is not believed: send what the parent's last answer had in this header, within "
+                f"{self.names.lineage} is not believed: send what the parent's last answer had in this header, within "
                 "a day and in the same tenant.",
-                param=self._names.lineage,
+                param=self.names.lineage,
                 reason=error.reason,
             ) from error
 
     def believe(
-        self,
-        claim: Claim,
-        stated: Stated | None,
-        principal: Principal,
-        content: bytes,
-        *,
-        now_s: float,
-        monotonic_s: float,
+        self, claim: Claim, stated: Stated | None, principal: Principal, content: bytes, now_s: float
     ) -> Believed:
         """`content`: what identifies a conversation that has no id: its tools, system prompt and first user message.
 
         `stated`: from the claim's token. Raises EdgeError where an explicit hint may not be believed.
         """
         ignored = self._unproven(claim, stated, principal)
-        lineage = self._lineage(claim if not ignored else _without_hints(claim), stated, principal, content)
-        excess = self.kinship.excess(principal, lineage, monotonic_s)
+        if ignored:
+            claim = _without_hints(claim, final=claim.final and ignored == OTHER_PARENT)
+        lineage = self._lineage(claim, stated, principal, content)
+        excess = self.kinship.excess(principal, lineage, now_s)
         if excess is not None:
             if claim.explicit or stated is not None:
                 raise self._too_many(excess, claim)
             ignored = excess.value
-            lineage = self._lineage(_without_hints(claim), None, principal, content)
+            lineage = self._lineage(_without_hints(claim, final=False), None, principal, content)
         named = claim.conversation is not None or lineage.parent is not None
         token = self.tokens.issue(principal.tenant, lineage, now_s) if named else ""
         return Believed(lineage, claim.family, ignored, token)
@@ -101,7 +102,7 @@ class Lineages:
         """Why a parent or an end that the claim names itself is not proven. Raises EdgeError where it is explicit."""
         if claim.parent is None and not claim.final:
             return ""
-        names, param = self._names, self._names.final if claim.parent is None else self._names.parent
+        names, param = self.names, self.names.final if claim.parent is None else self.names.parent
         if not principal.may(Scope.AFFINITY):
             if claim.explicit:
                 raise _forbidden(param)
@@ -154,7 +155,7 @@ class Lineages:
         )
 
     def _too_many(self, excess: Excess, claim: Claim) -> EdgeError:
-        param = self._names.parent if claim.token is None else self._names.lineage
+        param = self.names.parent if claim.token is None else self.names.lineage
         if excess in (Excess.DEEP, Excess.CYCLE):
             message = f"{param} may not be believed: the conversation would be {_AS_WHAT[excess]}."
             return EdgeError(Code.INVALID, message, param=param, reason=excess.value)
@@ -173,9 +174,9 @@ _AS_WHAT = {
 }
 
 
-def _without_hints(claim: Claim) -> Claim:
+def _without_hints(claim: Claim, *, final: bool) -> Claim:
     """Who may not name a parent may not name a root either: then a child is a family of its own."""
-    return dataclasses.replace(claim, parent=None, root=None, final=False)
+    return dataclasses.replace(claim, parent=None, root=None, final=final)
 
 
 def _forbidden(param: str) -> EdgeError:

@@ -23,11 +23,17 @@ from edge.telemetry import Metrics
 class Answering:
     """Holds the choices of one request. However it ends, no turn is left running.
 
-    `spend` hears of generated tokens as they come.
+    `spend` hears of generated tokens as they come. `lineage`: headers of its own that a 200 has.
     """
 
     def __init__(
-        self, driver: Driver, limits: Limits, metrics: Metrics, record: RequestRecord, spend: Callable[[int], None]
+        self,
+        driver: Driver,
+        limits: Limits,
+        metrics: Metrics,
+        record: RequestRecord,
+        spend: Callable[[int], None],
+        lineage: Headers,
     ) -> None:
         self._driver = driver
         self._limits = limits
@@ -35,6 +41,7 @@ class Answering:
         self._record = record
         self._spend = spend
         self._spent = 0
+        self._lineage = lineage
         self._wake = asyncio.Event()
         self._choices: list[Choice] = []
 
@@ -88,7 +95,8 @@ class Answering:
         receipt = self._choices[0].receipt
         return [
             (b"x-request-id", self._record.request_id.encode()),
-            (b"x-kinroute-receipt", _receipt_json(receipt)),
+            (b"x-kinroute-receipt", _receipt_json(receipt, self._record.ignored_lineage)),
+            *self._lineage,
         ]
 
     def _note_progress(self) -> None:
@@ -112,12 +120,13 @@ class Answering:
         self._metrics.completion_tokens += record.completion_tokens
 
 
-def _receipt_json(receipt: Receipt) -> bytes:
-    return orjson.dumps(
-        {
-            "context_worker": receipt.context_worker,
-            "generation_worker": receipt.generation_worker,
-            "attempts": receipt.attempts,
-            "conversation": receipt.conversation,
-        }
-    )
+def _receipt_json(receipt: Receipt, ignored_lineage: str) -> bytes:
+    told = {
+        "context_worker": receipt.context_worker,
+        "generation_worker": receipt.generation_worker,
+        "attempts": receipt.attempts,
+        "conversation": receipt.conversation,
+    }
+    if ignored_lineage:
+        told["ignored_lineage"] = ignored_lineage
+    return orjson.dumps(told)

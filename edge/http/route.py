@@ -13,7 +13,7 @@ from edge.core.admission import Admission
 from edge.core.errors import Code, EdgeError
 from edge.driver import Driver
 from edge.http.answering import Answering
-from edge.http.asgi import Receive, Scope, Send, raw_headers, request_id
+from edge.http.asgi import Headers, Receive, Scope, Send, raw_headers, request_id
 from edge.http.asked import Kind
 from edge.http.body import ClientGone, RequestBody, parse_object
 from edge.http.errors import refuse_unread, send_error
@@ -118,7 +118,7 @@ class AnswerRoute:
             cache_key=fields.text("prompt_cache_key"),
             content=asked.identifying_content,
         )
-        record.ignored_lineage = believed.ignored
+        record.ignored_lineage = believed.told
         salt = parts.identities.cache_salt(caller, fields.text("cache_salt") or "")
         if not parts.driver.max_context_length:
             raise EdgeError(Code.OVERLOADED, "No worker is ready.", retryable=True, retry_after_s=1.0)
@@ -139,8 +139,13 @@ class AnswerRoute:
         def spend(tokens: int) -> None:
             parts.admission.charge(principal, tokens, time.monotonic())
 
-        answering = Answering(parts.driver, parts.limits, parts.metrics, record, spend)
+        lineage = self._lineage_header(believed.token)
+        answering = Answering(parts.driver, parts.limits, parts.metrics, record, spend, lineage)
         await answering.deliver(asked, turns, self._kind.prefix, scope, receive, send)
+
+    def _lineage_header(self, token: str) -> Headers:
+        name = self._parts.identities.lineage_header
+        return [(name, token.encode())] if name and token else []
 
     def _model(self, values: Mapping[str, Any]) -> ServedModel:
         name = values.get("model")

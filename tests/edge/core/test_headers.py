@@ -119,7 +119,7 @@ def test_a_prompt_cache_key_serves_placement_where_there_is_no_id() -> None:
 
 
 def test_the_configured_header_names_a_parent_in_any_spelling() -> None:
-    families = HeaderFamilies(HeaderNames(others_parent="My_Parent"))
+    families = HeaderFamilies(HeaderNames(others_parent="my-parent"))
 
     for name in ("My_Parent", "my-parent", "MY-PARENT"):
         assert families.read(fold([(name, "p")])) == Claim("other", parent="p")
@@ -143,7 +143,9 @@ def test_a_correlation_id_says_nothing() -> None:
         [("x-session-affinity", "é".encode().decode("latin-1") * 129)],
         [("x-session-affinity", "a\x1fb")],
         [("x-session-affinity", "\x1fa")],
-        [("x-kinroute-lineage", "eyJ")],
+        [("x-kinroute-lineage", "a" * 2_049)],
+        [("x-kinroute-lineage", "a"), ("X_Kinroute_Lineage", "b")],
+        [("x-kinroute-lineage", "a\x7f")],
     ],
 )
 def test_what_contradicts_itself_is_too_long_or_unprintable_is_refused_by_name(raw: Headers) -> None:

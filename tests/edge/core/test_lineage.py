@@ -6,13 +6,12 @@ import pytest
 
 from edge.core.errors import Code, EdgeError
 from edge.core.headers import Claim, HeaderFamilies, fold
-from edge.core.lineage import Believed, believe
-from edge.core.namespace import Namespace
+from edge.core.lineage import Believed, Lineages
 from edge.core.types import Lineage, Principal, Scope
 from tests.edge.core.agents import AGENTS
+from tests.edge.core.lineages import make_lineages
 
-NAMESPACE = Namespace(b"k" * 32)
-OTHER_REPLICA = Namespace(b"k" * 32)
+NOW_S = 1_000_000.0
 CONTENT = b"tools, system prompt, first message"
 
 
@@ -20,8 +19,16 @@ def caller(*, tenant: str = "acme", subject: str = "alice", affinity: bool = Tru
     return Principal(tenant, subject, frozenset({Scope.AFFINITY} if affinity else ()))
 
 
-def believed(claim: Claim, principal: Principal | None = None, content: bytes = CONTENT) -> Believed:
-    return believe(claim, principal or caller(), NAMESPACE, content)
+def believed(
+    claim: Claim,
+    principal: Principal | None = None,
+    content: bytes = CONTENT,
+    *,
+    by: Lineages | None = None,
+    now_s: float = NOW_S,
+) -> Believed:
+    by, principal = by or make_lineages(), principal or caller()
+    return by.believe(claim, by.stated(claim, principal, now_s), principal, content, now_s)
 
 
 def lineage(claim: Claim, principal: Principal | None = None, content: bytes = CONTENT) -> Lineage:
@@ -68,7 +75,7 @@ def test_without_the_scope_an_agents_parents_are_ignored_and_its_own_ids_stand(a
 
 
 def test_what_is_ignored_is_told() -> None:
-    assert believed(Claim("codex", "t-2", "t-1"), caller(affinity=False)).ignored == "codex: no scope affinity"
+    assert believed(Claim("codex", "t-2", "t-1"), caller(affinity=False)).told == "codex: no scope affinity"
     assert believed(Claim("codex", "t-2", "t-1")).ignored == ""
     assert believed(Claim("codex", "t-1"), caller(affinity=False)).ignored == ""
 
@@ -115,8 +122,8 @@ def test_a_conversation_that_names_itself_as_its_parent_has_none() -> None:
 def test_every_replica_with_the_key_agrees_and_none_without_it() -> None:
     claim = Claim("codex", "t-2", "t-1")
 
-    assert believe(claim, caller(), OTHER_REPLICA, CONTENT) == believed(claim)
-    assert believe(claim, caller(), Namespace(b"j" * 32), CONTENT).lineage.parent != lineage(claim).parent
+    assert believed(claim) == believed(claim)
+    assert believed(claim, by=make_lineages(id_key=b"j" * 32)).lineage.parent != lineage(claim).parent
 
 
 def test_without_an_id_every_turn_of_the_same_content_is_one_conversation() -> None:

@@ -16,13 +16,12 @@ from edge.core.errors import Code, EdgeError
 from edge.core.fleet import Fleet, Role
 from edge.core.headers import HeaderFamilies, fold
 from edge.core.kv_index import KvBatch, Stored
-from edge.core.lineage import believe
-from edge.core.namespace import Namespace
 from edge.core.prompt_keys import Prompt
 from edge.core.resident import Held
 from edge.core.routing import Placement, Router, RouterConfig, rendezvous_order
 from edge.core.types import ConversationKey, FamilyKey, Lineage, Principal, Scope, WorkerId
 from enginelink.block_keys import BlockScope, block_keys, scope_key
+from tests.edge.core.lineages import make_lineages
 
 CONTEXT = [WorkerId(f"10.0.0.{number}:9000") for number in range(1, 9)]
 GENERATION = [WorkerId(f"10.0.1.{number}:9000") for number in range(1, 9)]
@@ -66,11 +65,11 @@ def test_a_family_goes_to_its_favourites_and_is_told_why() -> None:
 def test_two_edges_place_a_hundred_families_alike_without_talking() -> None:
     """Children by their parent's id, depth 3 by headers that carry the root, distinct prompts."""
     one, other = make_router(), make_router()
-    keys, caller = Namespace(b"k" * 32), Principal("acme", "alice", frozenset({Scope.AFFINITY}))
+    lineages, caller = make_lineages(), Principal("acme", "alice", frozenset({Scope.AFFINITY}))
     families, used = HeaderFamilies(), Counter[WorkerId | None]()
 
     def lineage(*headers: tuple[str, str], content: bytes = b"") -> Lineage:
-        return believe(families.read(fold(headers)), caller, keys, content).lineage
+        return lineages.believe(families.read(fold(headers)), None, caller, content, 0.0).lineage
 
     for number in range(100):
         session = ("x-claude-code-session-id", f"s{number}")

@@ -26,7 +26,6 @@ from edge.core.auth import Authenticator
 from edge.core.errors import EdgeError
 from edge.core.fleet import Fleet
 from edge.core.headers import HeaderFamilies
-from edge.core.namespace import Namespace
 from edge.core.routing import Router, RouterConfig
 from edge.core.types import ConversationKey, FinishReason, Lineage, Principal, TokenLogprob, TurnId, WorkerId
 from edge.driver import Driver
@@ -41,6 +40,7 @@ from edge.serving import Server, bind, bound_address
 from edge.settings import Limits
 from edge.telemetry import Metrics
 from edge.tokenizing.model import TextModel
+from tests.edge.core.lineages import make_lineages
 
 KEY = "kr-test"
 OTHER_KEY = "kr-other"
@@ -209,7 +209,7 @@ def served(
     }
     metrics = Metrics()
     parts = Parts(
-        Identities(Authenticator(keys), HeaderFamilies(), Namespace(b"k" * 32), Audit(metrics.registry)),
+        Identities(Authenticator(keys), HeaderFamilies(), make_lineages(), Audit(metrics.registry)),
         Admission(admission or AdmissionLimits()),
         Catalogue([ServedModel(MODEL, aliases, text)]),
         driver,
