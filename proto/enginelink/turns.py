@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -80,9 +80,9 @@ class FairQueue(Generic[Item]):
         self._len += 1
         self._cost += cost
 
-    def order(self) -> Iterator[tuple[bytes, Item]]:
+    def order(self, without: Collection[bytes] = ()) -> Iterator[tuple[bytes, Item]]:
         """What waits, in the order that is due. The one just given may be taken or dropped meanwhile, no other; what is
-        left waiting is passed over."""
+        left waiting is passed over, as is all of tenants in `without`, which may grow meanwhile."""
         passed = dict.fromkeys(self._lines, 0)
         heap = [
             (line.start, line.turn, line.waiting[0][0], tenant) for tenant, line in self._lines.items() if line.waiting
@@ -90,6 +90,9 @@ class FairQueue(Generic[Item]):
         heapq.heapify(heap)
         while heap:
             tenant = heap[0][3]
+            if tenant in without:
+                heapq.heappop(heap)
+                continue
             line = self._lines[tenant]
             arrival, item, _ = line.waiting[passed[tenant]]
             yield tenant, item

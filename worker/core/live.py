@@ -28,7 +28,8 @@ class Stage(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Live:
-    """`output`: tokens generated so far, those of an earlier attempt included. `age`: smaller is older.
+    """`output`: tokens generated so far, those of an earlier attempt included. `age`: smaller is older; 0 before it is
+    admitted for the first time.
 
     `started`: it left the queue, `announced`: the outside has heard of it. `pulled`: its pull has begun. `returns`: its
     first chunk, still to come, is a return of its conversation, though it made way meanwhile.
@@ -36,7 +37,7 @@ class Live:
     """
 
     request: Request
-    age: int
+    age: int = 0
     stage: Stage = Stage.QUEUED
     output: list[int] = field(default_factory=list)
     started: bool = False
@@ -60,6 +61,11 @@ class Live:
         return (
             np.concatenate([self.request.token_ids, np.array(behind, np.int32)]) if behind else self.request.token_ids
         )
+
+    @property
+    def num_tokens(self) -> int:
+        """How many these are."""
+        return len(self.request.token_ids) + len(self.output) - self.request.resumed_tokens
 
     @property
     def pulls(self) -> bool:

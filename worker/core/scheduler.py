@@ -1,10 +1,11 @@
 """Rank 0's scheduler: which requests run, and what of each is in the next step.
 
-Every step decodes all that decode, spends what is left of `max_num_tokens` on prefill chunks, oldest first, and then
-admits from the queue in order. So decode never waits for prefill, and a long prompt never blocks a step for long. What
-is admitted holds its match before any page is taken. Pages are taken oldest first; where none is left the youngest
-request is suspended: released, and admitted again later as a prefill that mostly hits. The oldest never is, and a
-request is admitted only if those that run keep the pages that they are going to need, so work is seldom thrown away.
+Every step decodes all that decode, and shares what is left of `max_num_tokens` among tenants alike: each spends it on
+its prefill chunks, oldest first, and then on what is admitted of it, in turns (`waiting`). So decode never waits for
+prefill, a long prompt never blocks a step for long, and one tenant's prompts do not hold up another's. What is admitted
+holds its match before any page is taken. Pages are taken oldest first; where none is left the youngest request is
+suspended: released, and admitted again later as a prefill that mostly hits. The oldest never is, and a request is
+admitted only if those that run keep the pages that they are going to need, so work is seldom thrown away.
 """
 
 from __future__ import annotations
@@ -30,10 +31,11 @@ from worker.core.outputs import (
 )
 from worker.core.plan import AnyAct, Plan
 from worker.core.replica import Replica
-from worker.core.shares import share_out
+from worker.core.shares import Want, share_out
 from worker.core.step_work import StepWork
 from worker.core.tiers import Tier
 from worker.core.types import FinishReason, Phase, Request, RequestKey, Sampled
+from worker.core.waiting import Waiting
 
 LOOKAHEAD = 32
 """Queued requests that a step looks at behind one that waits for a sibling's prefill."""
@@ -51,7 +53,7 @@ class Scheduler:
         self._block = replica.config.tokens_per_block
         self._capacity = replica.config.num_pages * self._block
         self._live: dict[RequestKey, Live] = {}
-        self._queue: list[Live] = []
+        self._waiting = Waiting(config.max_queued_requests)
         self._ages = 0
         self._number = 0
         self._acts: list[AnyAct] = []
@@ -71,24 +73,21 @@ class Scheduler:
         A generation leg whose first token is its last is over at once: there is nothing to pull.
         """
         prompt = len(request.token_ids)
-        refusal = self._admission.refusal(prompt)
-        if refusal is None and len(self._queue) >= self._config.max_queued_requests:
-            refusal = Rejection("OVERLOADED", f"{len(self._queue)} requests are queued", retryable=True)
+        refusal = self._admission.refusal(prompt) or self._waiting.refusal(request.tenant)
         if refusal is not None:
             return refusal
         # The last token of an answer needs no page: it is not fed again.
         room = self._capacity - prompt + request.resumed_tokens + 1
         if request.stopping.max_tokens > room:
             request = replace(request, stopping=replace(request.stopping, max_tokens=room))
-        self._ages += 1
-        live = Live(request, self._ages)
+        live = Live(request)
         self._stalled = False
         ending = live.ending() if live.pulls else None
         if ending is not None:
             self._told += [Started(request.key, 0), KvArrived(request.key), Finished(request.key, *ending)]
             return None
         self._live[request.key] = live
-        self._queue.append(live)
+        self._waiting.add(live)
         return None
 
     def cancel(self, key: RequestKey) -> None:
@@ -174,11 +173,11 @@ class Scheduler:
         cache = self._replica.cache
         return LoadSnapshot(
             running=sum(live.is_running for live in self._live.values()),
-            queued=len(self._queue),
-            queued_tokens=sum(len(live.request.token_ids) for live in self._queue),
+            queued=len(self._waiting),
+            queued_tokens=self._waiting.tokens,
             used_pages=cache.num_in_use,
             total_pages=self._replica.config.num_pages,
-            suspended=sum(live.started for live in self._queue),
+            suspended=self._waiting.suspended,
         )
 
     def plan(self, now_ms: int) -> tuple[Plan, StepWork] | None:
@@ -207,10 +206,7 @@ class Scheduler:
         for live in loading:
             self._end_loading(live)
         running = sorted((live for live in self._live.values() if live.may_step), key=lambda live: live.age)
-        budget, sequences = self._config.max_num_tokens, self._replica.sequences
-        counts = share_out(budget, [sequences[live.request.key] for live in running])
-        shares = [*zip(running, counts, strict=True)]
-        shares += self._admit(budget - sum(counts), self._admission.reserve(self._live.values()))
+        shares = self._shares(running)
         for live, count in shares:
             if count and live.stage is Stage.PREFILL and live.returns:
                 live.returns = False
@@ -226,12 +222,36 @@ class Scheduler:
         self._stalled = not (self._acts or self._told or work.copies)
         return Plan(self._number, now_ms, tuple(self._acts)), work
 
+    def _shares(self, running: list[Live]) -> list[tuple[Live, int]]:
+        """Who is in the step with how many tokens: `running`, which come by age, and whoever is admitted with it."""
+        budget, sequences = self._config.max_num_tokens, self._replica.sequences
+        wanted = [Want(live.request.tenant, sequences[live.request.key].tokens_left) for live in running]
+        waiting = self._waiting.wants()
+        counts, allowed = share_out(budget, wanted, waiting)
+        shares = [*zip(running, counts, strict=True)]
+        shares += self._admit(allowed, self._admission.reserve(self._live.values()))
+        spare = budget - sum(count for _, count in shares)
+        if not spare or not waiting:
+            return shares
+        # What was kept for those that could not begin, or found much of their prompts cached.
+        left = [
+            Want(
+                live.request.tenant,
+                sequences[live.request.key].tokens_left - count if live.stage is Stage.PREFILL else 0,
+            )
+            for live, count in shares
+        ]
+        more, _ = share_out(spare, left, {})
+        return [(live, count + extra) for (live, count), extra in zip(shares, more, strict=True)]
+
     def _tick_is_due(self, now_ms: int) -> bool:
         return self._ticks and now_ms >= self._last_plan_ms + self._config.idle_step_ms
 
     def _has_work(self) -> bool:
         works = (Stage.PREFILL, Stage.DECODING, Stage.LOADING)
-        return bool(self._due or self._told or self._queue) or any(one.stage in works for one in self._live.values())
+        return bool(self._due or self._told or len(self._waiting)) or any(
+            one.stage in works for one in self._live.values()
+        )
 
     def _act(self, act: AnyAct) -> bool:
         done = self._replica.act(act)
@@ -319,11 +339,11 @@ class Scheduler:
     def _suspend(self, live: Live) -> None:
         self._act(plans.Suspend(live.request.key))
         live.stage = Stage.QUEUED
-        self._queue.append(live)
-        self._queue.sort(key=lambda queued: queued.age)
+        self._waiting.put_back(live)
 
-    def _admit(self, budget: int, reserve: int) -> list[tuple[Live, int]]:
-        """Those of the queue that begin with this step, in its order, and the tokens of their first chunks.
+    def _admit(self, allowed: dict[bytes, int], reserve: int) -> list[tuple[Live, int]]:
+        """Those that waited and begin with this step, in the order that is due, and the tokens of their first chunks:
+        of a tenant as many as are `allowed`.
 
         They hold their matches from here on; the caller takes their pages, which there are: `reserve` was kept.
         """
@@ -331,22 +351,31 @@ class Scheduler:
         slots -= sum(live.is_running for live in self._live.values())
         admitted: list[tuple[Live, int]] = []
         waiting = 0
-        for live in list(self._queue):
-            if slots == 0 or waiting == LOOKAHEAD or (budget == 0 and not live.pulls):
-                break
+        spent: set[bytes] = set()
+        if slots == 0:
+            return admitted
+        for live in self._waiting.order(spent):
+            tenant = live.request.tenant
+            if not allowed[tenant] and not live.pulls:
+                spent.add(tenant)
+                continue
             room = self._replica.cache.num_available - reserve
             place = self._admission.place(live, room)
             if self._admission.sibling_is_ahead(live, place, self._live.values()):
                 waiting += 1
+                if waiting == LOOKAHEAD:
+                    break
                 continue
             if place.cost > room or (live.started and not self._may_resume(place.cost)):
                 break
-            self._queue.remove(live)
-            count = self._hold(live, place, budget)
+            self._waiting.begin(live, len(place.tokens) - place.match.blocks * self._block)
+            count = self._hold(live, place, allowed[tenant])
             reserve += -(-len(place.tokens) // self._block) - place.match.blocks + place.num_cold
-            slots -= 1
-            budget -= count
+            allowed[tenant] -= count
             admitted.append((live, count))
+            slots -= 1
+            if slots == 0:
+                break
         return admitted
 
     def _may_resume(self, cost: int) -> bool:
@@ -356,6 +385,9 @@ class Scheduler:
         """Admit `live` behind its match; returns the tokens of its first chunk, 0 where it has to wait for pages."""
         request = live.request
         self._act(self._admission.act(live, place))
+        if not live.started:
+            self._ages += 1
+            live.age = self._ages
         live.started = True
         sequence = self._replica.sequences[request.key]
         live.returns |= sequence.returns
@@ -418,7 +450,7 @@ class Scheduler:
     def _forget(self, live: Live) -> None:
         del self._live[live.request.key]
         if live.stage is Stage.QUEUED:
-            self._queue.remove(live)
+            self._waiting.drop(live)
             if live.started and live.request.conversation:
                 self._due.append(plans.Abandon(live.request.conversation))
         else:

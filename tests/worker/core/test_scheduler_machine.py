@@ -194,6 +194,7 @@ class Engine(RuleBasedStateMachine):
         turn=st.sampled_from(["", "1", "2"]),
         priority=st.sampled_from([None, None, 0, 29, 30, 80]),
         duration_ms=st.sampled_from([0, 20]),
+        tenant=st.sampled_from([b"", b"one", b"two"]),
     )
     def submit(
         self,
@@ -207,6 +208,7 @@ class Engine(RuleBasedStateMachine):
         turn: str,
         priority: int | None,
         duration_ms: int,
+        tenant: bytes,
     ) -> None:
         self.keys += 1
         key = RequestKey(self.keys)
@@ -224,6 +226,7 @@ class Engine(RuleBasedStateMachine):
             turn=turn,
             retention=None if priority is None else Retention((TokenRange(0, None, priority, duration_ms),), priority),
             first_token=first,
+            tenant=tenant,
         )
         self.requests[key] = request
         rejection = self.scheduler.submit(request)
