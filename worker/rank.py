@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import sys
+from typing import TYPE_CHECKING
 
 from configuration.reading import SettingsError
 from worker.exits import ExitCode
-from worker.follower_rank import FollowerRank
-from worker.leader_rank import LeaderRank
 from worker.place import SETTINGS, TOKEN, Place
 from worker.settings import WorkerSettings
 from worker.status import Status
 from worker.telemetry import configure_logs
+
+if TYPE_CHECKING:
+    from worker.follower_rank import FollowerRank
+    from worker.leader_rank import LeaderRank
 
 PR_SET_PDEATHSIG = 1
 
@@ -35,13 +39,14 @@ def main() -> ExitCode:
 
 def run_rank(settings: WorkerSettings, place: Place) -> ExitCode:
     """Until the group ends. A group that fails ends this process at once, whatever its threads are stuck in."""
+    leader, follower = _classes()
     status = Status(place.status_fd)
     status.start_beating()
     if place.launcher_pid is not None:
         # A terminal's Ctrl-C reaches the whole process group; the launcher alone decides what it means.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    rank = LeaderRank(settings, place, status) if place.rank == 0 else FollowerRank(settings, place, status)
+    rank = (leader if place.rank == 0 else follower)(settings, place, status)
     try:
         code = rank.run()
     except SettingsError as error:
@@ -51,6 +56,17 @@ def run_rank(settings: WorkerSettings, place: Place) -> ExitCode:
     if code is not ExitCode.STOPPED:
         os._exit(code)
     return code
+
+
+def _classes() -> tuple[type[LeaderRank], type[FollowerRank]]:
+    """Imports torch and transformers. It all stays: to search it for garbage as it grows takes a third more time."""
+    gc.disable()
+    from worker.follower_rank import FollowerRank
+    from worker.leader_rank import LeaderRank
+
+    gc.freeze()
+    gc.enable()
+    return LeaderRank, FollowerRank
 
 
 def _die_with(launcher_pid: int) -> None:
