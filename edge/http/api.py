@@ -14,13 +14,10 @@ from edge.driver import Driver
 from edge.http.asgi import raw_headers, request_id
 from edge.http.errors import error_headers, openai_error
 from edge.http.models import Catalogue
+from edge.http.openapi import describe
 from edge.identity import Identities
 
 _CODES = {404: Code.NOT_FOUND, 405: Code.METHOD_NOT_ALLOWED, 422: Code.UNPROCESSABLE}
-HOT_PATHS = {
-    "/v1/chat/completions": "An answer to a conversation, as OpenAI's Chat Completions.",
-    "/v1/completions": "A continuation of a text, as OpenAI's Completions.",
-}
 
 
 def make_api(identities: Identities, catalogue: Catalogue, driver: Driver, version: str) -> FastAPI:
@@ -92,22 +89,14 @@ def _error_response(request: Request, error: EdgeError) -> Response:
 
 
 def _describe_hot_routes(api: FastAPI) -> None:
-    """FastAPI cannot see them, so its schema is told."""
+    """FastAPI cannot see them, so its schema is told, once."""
     make_schema = api.openapi
 
     def openapi() -> dict[str, Any]:
-        schema = make_schema()
-        for path, summary in HOT_PATHS.items():
-            schema["paths"].setdefault(
-                path,
-                {
-                    "post": {
-                        "summary": summary,
-                        "requestBody": {"content": {"application/json": {"schema": {"type": "object"}}}},
-                        "responses": {"200": {"description": "The answer; server-sent events with `stream`."}},
-                    }
-                },
-            )
-        return schema
+        known = api.openapi_schema is not None
+        page = make_schema()
+        if not known:
+            describe(page)
+        return page
 
     api.openapi = openapi  # type: ignore[method-assign]

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge.core.errors import EdgeError
+from edge.core.errors import Code, EdgeError
 from edge.core.types import Receipt
 
 KEPT = 512
 CLIENT_GONE = 499
+SERVER_FAULT = 500
 
 
 @dataclass(slots=True)
@@ -21,7 +22,8 @@ class RequestRecord:
     """One request. `arrived_s` is Unix time; the other times are seconds since then.
 
     `status` is 0 while nothing was answered; 499 means that the caller went away. `error` is also set where an answer
-    failed after its status line.
+    failed after its status line. It is read in logs too: of a caller's mistake it holds the code and what it is in, for
+    the message may quote the caller.
     """
 
     request_id: str
@@ -47,7 +49,8 @@ class RequestRecord:
 
     def failed(self, error: EdgeError) -> None:
         self.status = self.status or error.status
-        self.error = f"{error.code}: {error.message}"
+        ours = error.status >= SERVER_FAULT or error.code is Code.RATE_LIMITED
+        self.error = f"{error.code}: {error.message if ours else error.param or error.reason}"
 
     def gone(self) -> None:
         self.error = "the caller went away"
