@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from edge.core.headers import MAX_ID_BYTES, HeaderNames
+from edge.core.lineage_token import MAX_TOKEN_BYTES
 from edge.http.chat_params import MAX_TOOLS, MAX_TOP_LOGPROBS, ROLES
 from edge.http.completion_params import MAX_LOGPROBS
 from edge.http.params import MAX_STOP_CHARS, MAX_STOP_TOKENS, MAX_STOPS, MAX_TOKENS
@@ -60,6 +61,7 @@ def _hot(summary: str, kind: str) -> Schema:
         "description": "The answer; with `stream`, server-sent events, the last of which is `[DONE]` or an error.",
         "headers": {
             "x-request-id": {"schema": {"type": "string"}},
+            "x-kinroute-lineage": {"description": "For sub-agents of this conversation.", "schema": {"type": "string"}},
             "x-kinroute-receipt": {"description": "Where it was placed, and why.", "schema": {"type": "string"}},
         },
         "content": {
@@ -89,12 +91,14 @@ def _refusals(statuses: Iterable[str]) -> Schema:
 
 
 def _lineage_parameters() -> list[Schema]:
-    own, parent, final = HeaderNames().ours
+    """Our own names; an operator may have changed them."""
+    names = HeaderNames()
     identifier = {"type": "string", "maxLength": MAX_ID_BYTES}
     return [
-        _header(own, "This conversation.", identifier),
-        _header(parent, "The conversation that opened it; takes the scope affinity.", identifier),
-        _header(final, "That this is its last request.", {"type": "string", "enum": ["true", "false"]}),
+        _header(names.conversation, "This conversation.", identifier),
+        _header(names.parent, "The conversation that opened it; takes the scope affinity.", identifier),
+        _header(names.final, "That this is its last request.", {"type": "string", "enum": ["true", "false"]}),
+        _header(names.lineage, "The parent's lineage token.", {"type": "string", "maxLength": MAX_TOKEN_BYTES}),
     ]
 
 
