@@ -10,13 +10,14 @@ import signal
 import sys
 from collections.abc import Callable
 from importlib import metadata
+from pathlib import Path
 
 import uvloop
 
-from configuration.reading import SettingsError, read_secret
+from configuration.reading import SettingsError
 from edge.audit import Audit
+from edge.authentication import Authentication
 from edge.core.admission import Admission, AdmissionLimits
-from edge.core.auth import Authenticator, JwtRules
 from edge.core.fleet import Fleet
 from edge.core.headers import HeaderFamilies, HeaderNames
 from edge.core.kinship import Kinship
@@ -37,6 +38,7 @@ from edge.http.recent import RecentRequests
 from edge.http.route import AnswerRoute, Parts
 from edge.http.unbuilt import messages, responses
 from edge.identity import Identities
+from edge.key_watch import WatchedFile
 from edge.keyring import Keyring, KeyringError
 from edge.kv_metrics import KvMetrics
 from edge.legs import Connection
@@ -74,13 +76,22 @@ class Edge:
 
     def __init__(self, settings: EdgeSettings) -> None:
         self._settings = settings
-        keyring = None if settings.keys_file is None else Keyring.load(settings.keys_file)
+        self._keys = None if settings.keys_file is None else _watched_keys(settings.keys_file)
+        keyring = None if self._keys is None else self._keys.value
         metrics, recent = Metrics(), RecentRequests()
         lineages = _lineages(settings, keyring)
-        identities = _identities(settings, keyring, lineages, Audit(metrics.registry))
+        self._authentication = _authentication(settings, keyring)
+        identities = _identities(self._authentication, lineages, Audit(metrics.registry))
         self._text = TextModel.load(settings.model.path)
         catalogue = Catalogue([ServedModel(settings.model.name, settings.model.aliases, self._text)])
-        self.driver = _driver(settings, keyring)
+        edge_id = f"edge-{secrets.token_hex(8)}"
+        signer = EnvelopeSigner(edge_id, () if keyring is None else keyring.envelope_keys)
+        self.driver = _driver(settings, edge_id, signer)
+        self._key_users: list[Callable[[Keyring], None]] = [
+            lambda keys: self._authentication.authenticator.use(keys.principals, keys.ends_s),
+            lambda keys: signer.use(keys.envelope_keys),
+            lambda keys: lineages.tokens.use(keys.lineage_keys),
+        ]
         limits = settings.limits
         admission = Admission(
             AdmissionLimits(
@@ -117,6 +128,9 @@ class Edge:
         gc.freeze()
         async with asyncio.TaskGroup() as tasks:
             driving = tasks.create_task(self.driver.run())
+            keeping = [tasks.create_task(self._authentication.run())]
+            if self._keys is not None:
+                keeping.append(tasks.create_task(self._keys.watch(self._key_users)))
             administering = tasks.create_task(self._admin.serve([self._admin_socket]))
             serving = tasks.create_task(self._http.serve([self._http_socket]))
             announcing = tasks.create_task(self._announce_ready(say))
@@ -127,6 +141,8 @@ class Edge:
             self._admin.should_exit = True
             await administering
             driving.cancel()
+            for task in keeping:
+                task.cancel()
         self._text.close()
 
     async def _announce_ready(self, say: Say) -> None:
@@ -175,25 +191,27 @@ def _lineages(settings: EdgeSettings, keyring: Keyring | None) -> Lineages:
     )
 
 
-def _identities(settings: EdgeSettings, keyring: Keyring | None, lineages: Lineages, audit: Audit) -> Identities:
-    jwt = settings.auth.jwt
-    rules = None
-    if jwt is not None:
-        secret = read_secret(jwt.secret_file, "auth.jwt.secret_file")
-        try:
-            rules = JwtRules(secret, jwt.algorithms, jwt.issuer, jwt.audience)
-        except ValueError as error:
-            raise SettingsError(f"auth.jwt.secret_file is {str(jwt.secret_file)!r}: {error}.") from error
+def _watched_keys(file: Path) -> WatchedFile[Keyring]:
+    return WatchedFile(file, lambda: Keyring.load(file))
+
+
+def _authentication(settings: EdgeSettings, keyring: Keyring | None) -> Authentication:
     anonymous = Principal("default", "anonymous", frozenset({Scope.AFFINITY}))
-    authenticator = Authenticator(
-        {} if keyring is None else {key.sha256: key.principal for key in keyring.api_keys},
-        rules,
-        anonymous if settings.listen.allow_anonymous else None,
+    return Authentication(
+        settings.auth.jwt,
+        {} if keyring is None else keyring.principals,
+        ends_s={} if keyring is None else keyring.ends_s,
+        anonymous=anonymous if settings.listen.allow_anonymous else None,
     )
-    return Identities(authenticator, HeaderFamilies(lineages.names), lineages, audit)
 
 
-def _driver(settings: EdgeSettings, keyring: Keyring | None) -> Driver:
+def _identities(authentication: Authentication, lineages: Lineages, audit: Audit) -> Identities:
+    return Identities(
+        authentication.authenticator, HeaderFamilies(lineages.names), lineages, audit, seek=authentication.seek
+    )
+
+
+def _driver(settings: EdgeSettings, edge_id: str, signer: EnvelopeSigner) -> Driver:
     router = settings.router
     fleet = Fleet(
         settings.context_servers or settings.generation_servers,
@@ -208,8 +226,6 @@ def _driver(settings: EdgeSettings, keyring: Keyring | None) -> Driver:
         settings.conditional_disagg_config.max_local_prefill_length,
         router.clear_gain_tokens,
     )
-    edge_id = f"edge-{secrets.token_hex(8)}"
-    signer = EnvelopeSigner(edge_id, () if keyring is None else keyring.envelope_keys)
     connections: list[Connection] = []
     for worker_id in fleet.workers:
         openengine = OpenEngineWorker(worker_id, settings.model.name, fleet, signer)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from edge.audit import Audit
-from edge.core.auth import Authenticator
+from edge.core.auth import Authenticator, UnknownKeyId
 from edge.core.errors import EdgeError
 from edge.core.headers import HeaderFamilies, fold
 from edge.core.lineage import Believed, Lineages
@@ -22,26 +22,44 @@ class Identified:
     headers: Mapping[str, str]
 
 
+Seek = Callable[[str], Awaitable[bool]]
+"""Looks for the key with this id at its issuer; False: nothing new was learned. May raise EdgeError."""
+
+
+async def seek_nowhere(kid: str) -> bool:
+    return False
+
+
 class Identities:
     """Authenticates requests and reads their lineage. Raises EdgeError; never says why a credential failed."""
 
     def __init__(
-        self, authenticator: Authenticator, families: HeaderFamilies, lineages: Lineages, audit: Audit
+        self,
+        authenticator: Authenticator,
+        families: HeaderFamilies,
+        lineages: Lineages,
+        audit: Audit,
+        *,
+        seek: Seek = seek_nowhere,
     ) -> None:
         self._authenticator = authenticator
         self._families = families
         self._lineages = lineages
         self._audit = audit
+        self._seek = seek
         self.lineage_header = families.names.lineage.encode()
         """The header, or metadata key, that an answer's lineage token goes out in; empty where it is switched off."""
 
-    def identify(self, raw: Iterable[tuple[str, str]]) -> Identified:
-        """`raw`: headers or metadata, as bytes that were read as Latin-1."""
+    async def identify(self, raw: Iterable[tuple[str, str]]) -> Identified:
+        """`raw`: headers or metadata, as bytes that were read as Latin-1. Waits only for a key that is not known."""
         headers = fold(raw)
         try:
-            principal = self._authenticator.authenticate(
-                headers.get("authorization"), headers.get("x-api-key"), time.time()
-            )
+            try:
+                principal = self._principal(headers)
+            except UnknownKeyId as error:
+                if not await self._seek(error.kid):
+                    raise
+                principal = self._principal(headers)
         except EdgeError as error:
             self._audit.refused("credential", error.reason)
             raise
@@ -78,3 +96,6 @@ class Identities:
     def cache_salt(self, caller: Identified, own: str) -> bytes:
         """Within what the request's prefixes are shared; a caller's `own` salt only narrows it."""
         return self._lineages.namespace.salt(caller.principal, own)
+
+    def _principal(self, headers: Mapping[str, str]) -> Principal:
+        return self._authenticator.authenticate(headers.get("authorization"), headers.get("x-api-key"), time.time())

@@ -1,7 +1,7 @@
 """The edge's secrets: one JSON file, mode 0600, made at the first start.
 
     {"version": 1, "id_key": BASE64, "local_key": "kr-…",
-     "api_keys": [{"id", "sha256", "tenant", "subject", "scopes"}],
+     "api_keys": [{"id", "sha256", "tenant", "subject", "scopes", "created", "expires", "limits"}],
      "envelope_keys": [{"id", "secret": BASE64, "sign_from": UNIX_SECONDS, "retire_at": UNIX_SECONDS}],
      "lineage_keys": [as envelope_keys]}
 
@@ -25,7 +25,7 @@ from typing import Self
 
 import msgspec
 
-from edge.core.types import Principal, Scope
+from edge.core.types import Principal, Scope, TenantLimits
 from enginelink.envelope import Key
 
 KEY_PREFIX = "kr-"
@@ -37,16 +37,21 @@ class KeyringError(Exception):
     """Raised when a key file cannot be used; one sentence that says what to do."""
 
 
-class ApiKey(msgspec.Struct, frozen=True):
+class ApiKey(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`created`, `expires`: Unix seconds."""
+
     id: str
     sha256: str
     tenant: str = "default"
     subject: str = "default"
     scopes: tuple[str, ...] = ()
+    created: float = 0.0
+    expires: float | None = None
+    limits: TenantLimits = TenantLimits()
 
     @property
     def principal(self) -> Principal:
-        return Principal(self.tenant, self.subject, frozenset(self.scopes), self.id)
+        return Principal(self.tenant, self.subject, frozenset(self.scopes), self.id, self.limits)
 
 
 class SigningKey(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -137,6 +142,16 @@ class Keyring:
     @property
     def api_keys(self) -> tuple[ApiKey, ...]:
         return self._content.api_keys
+
+    @property
+    def principals(self) -> dict[str, Principal]:
+        """Of the API keys, by the SHA-256 of each."""
+        return {key.sha256: key.principal for key in self.api_keys}
+
+    @property
+    def ends_s(self) -> dict[str, float]:
+        """When API keys end that do, by their SHA-256."""
+        return {key.sha256: key.expires for key in self.api_keys if key.expires is not None}
 
     @property
     def envelope_keys(self) -> tuple[Key, ...]:

@@ -12,14 +12,17 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
 from configuration.reading import Section, SettingsError, read_settings
 from configuration.sizes import Bytes
 from edge.core.headers import HeaderNames, fold_name, is_internal
+from edge.core.jwt_keys import ALGORITHMS, ASYMMETRIC, SECRET_BYTES
 from edge.core.kv_index import least_bytes
 from edge.core.lineage_token import MAX_LIFE_S
+from edge.core.types import Scope
 from enginelink.retention import DEFAULT_PRIORITY, MAX_DURATION_MS, MAX_PRIORITY
 
 PREFIX = "KINROUTE_EDGE_"
@@ -60,6 +63,10 @@ HeaderName = Annotated[str, AfterValidator(_header_name)]
 AddressText = Annotated[str, AfterValidator(_address)]
 Seconds = Annotated[float, Field(gt=0.0)]
 Count = Annotated[int, Field(ge=1)]
+Algorithm = Literal[
+    "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "HS256", "HS384", "HS512"
+]
+ClaimPath = Annotated[str, Field(min_length=1)]
 
 
 class Tls(Section):
@@ -114,13 +121,42 @@ class ConditionalDisagg(Section):
     max_local_prefill_length: Annotated[int, Field(ge=0)] = 0
 
 
-class Jwt(Section):
-    """Bearer tokens signed with a shared secret."""
+class Claims(Section):
+    """Where a token says what: names of claims, or of nested ones with dots between, such as `realm_access.roles`.
 
-    secret_file: Path
-    algorithms: tuple[Literal["HS256", "HS384", "HS512"], ...] = ("HS256",)
-    issuer: str | None = None
-    audience: str | None = None
+    `scopes`: claims that are a text of names or a list of them. `limits`: an object with what the bearer may have of
+    `requests`, `requests_per_minute`, `tokens_per_minute`, `conversations`, `children`.
+    """
+
+    tenant: ClaimPath = "tenant"
+    subject: ClaimPath = "sub"
+    scopes: ClaimPath | tuple[ClaimPath, ...] = "scope"
+    limits: ClaimPath | None = None
+
+
+class Jwt(Section):
+    """Bearer tokens, verified with the keys of exactly one source, by `algorithms` and no others.
+
+    `jwks_url`: https, unless it is a loopback address; fetched every `refresh_s`, and when a token names a new key.
+    `keep_stale_s`: how long its keys are believed after the last fetch that succeeded. `ca_file`: PEM, who vouches for
+    that server instead of the public authorities. `public_key_file`: PEM, public keys or certificates.
+    `default_tenant`: of tokens without the tenant claim; null refuses them. `scope_map`: from a name in the scopes
+    claims to our scope; without it, names that are our scopes count.
+    """
+
+    jwks_url: str | None = None
+    jwks_file: Path | None = None
+    public_key_file: Path | None = None
+    secret_file: Path | None = None
+    ca_file: Path | None = None
+    algorithms: tuple[Algorithm, ...] = ()
+    issuer: Annotated[str, Field(min_length=1)] | None = None
+    audience: Annotated[str, Field(min_length=1)] | None = None
+    claims: Claims = Claims()
+    default_tenant: Annotated[str, Field(min_length=1)] | None = "default"
+    scope_map: dict[str, Scope] | None = None
+    refresh_s: Annotated[float, Field(ge=10.0)] = 300.0
+    keep_stale_s: Annotated[float, Field(ge=0.0)] = 86_400.0
 
 
 class Auth(Section):
@@ -242,6 +278,8 @@ def load_settings(file: Path | None, environment: Mapping[str, str] = os.environ
     """The settings in `file` under those in `environment`. Raises SettingsError."""
     settings = read_settings(EdgeSettings, file, environment, PREFIX)
     _require_sense(settings)
+    if settings.auth.jwt is not None:
+        _require_sense_of_jwt(settings.auth.jwt)
     return settings
 
 
@@ -325,3 +363,48 @@ def _require_affinity_sense(settings: EdgeSettings) -> None:
                 )
             if name:
                 roles[name] = role
+
+
+def _require_sense_of_jwt(jwt: Jwt) -> None:
+    sources = ("jwks_url", "jwks_file", "public_key_file", "secret_file")
+    given = [name for name in sources if getattr(jwt, name) is not None]
+    if len(given) != 1:
+        found = " and ".join(given) or "none"
+        raise SettingsError(f"auth.jwt needs exactly one of {', '.join(sources)}; it has {found}.")
+    allowed = {"secret_file": tuple(SECRET_BYTES), "jwks_file": ALGORITHMS}.get(given[0], ASYMMETRIC)
+    wrong = [name for name in jwt.algorithms if name not in allowed]
+    if wrong:
+        raise SettingsError(
+            f"auth.jwt.algorithms holds {wrong[0]!r}, which no key of auth.jwt.{given[0]} can be for: "
+            f"{', '.join(allowed)}."
+        )
+    if not jwt.algorithms and given[0] != "secret_file":
+        raise SettingsError(
+            f"auth.jwt.algorithms is missing: name those that the issuer uses, of {', '.join(allowed)}."
+        )
+    if jwt.jwks_url is not None:
+        _require_safe_url(jwt.jwks_url)
+        for name in ("issuer", "audience"):
+            if name not in jwt.model_fields_set:
+                raise SettingsError(
+                    f"auth.jwt.{name} is missing: whoever gets tokens from the same issuer for another purpose would "
+                    "be let in. Set it, or null to allow that."
+                )
+    elif jwt.ca_file is not None:
+        raise SettingsError("auth.jwt.ca_file is set, but auth.jwt.jwks_url is not: there is no server to check.")
+
+
+def _require_safe_url(text: str) -> None:
+    try:
+        url = urlsplit(text)
+        host, _ = url.hostname, url.port
+    except ValueError as error:
+        raise SettingsError(f"auth.jwt.jwks_url is {text!r}, which is no URL: {error}.") from error
+    if url.username is not None or url.password is not None:
+        raise SettingsError("auth.jwt.jwks_url holds a user name or a password: settings are no place for secrets.")
+    if not host or url.scheme not in ("https", "http") or url.fragment:
+        raise SettingsError(f"auth.jwt.jwks_url is {text!r}: it must be https://HOST/PATH.")
+    if url.scheme == "http" and not is_loopback(host):
+        raise SettingsError(
+            f"auth.jwt.jwks_url is {text!r}: over http anybody on the way could put keys of their own there; use https."
+        )

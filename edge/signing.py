@@ -27,8 +27,14 @@ class EnvelopeSigner:
 
     def __init__(self, edge_id: str, keys: Sequence[Key], clock: Callable[[], float] = time.time) -> None:
         self._edge_id = edge_id
-        self._keys = keys
         self._clock = clock
+        self._keys: Sequence[Key] = ()
+        self._signers: dict[str, Signer] = {}
+        self.use(keys)
+
+    def use(self, keys: Sequence[Key]) -> None:
+        """From now on these, and no others."""
+        self._keys = keys
         self._signers = {key.key_id: Signer(key) for key in keys}
 
     def link(self, instance_id: str) -> str:

@@ -24,8 +24,8 @@ def make_api(identities: Identities, catalogue: Catalogue, driver: Driver, versi
     """Every error has OpenAI's shape. `/live`, `/health`, `/ready` and the OpenAPI page ask for no key."""
     api = FastAPI(title="Kinroute", version=version, redoc_url=None)
 
-    def principal(request: Request) -> Principal:
-        return identities.identify(raw_headers(request.scope)).principal
+    async def principal(request: Request) -> Principal:
+        return (await identities.identify(raw_headers(request.scope))).principal
 
     known = [Depends(principal)]
 

@@ -88,7 +88,7 @@ class AnswerRoute:
     ) -> None:
         """Raises EdgeError as long as nothing was sent, and ClientGone."""
         parts = self._parts
-        caller = parts.identities.identify(raw_headers(scope))
+        caller = await parts.identities.identify(raw_headers(scope))
         send.principal = principal = caller.principal
         record.tenant = principal.tenant
         parts.admission.begin(principal, time.monotonic())
