@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ def run_batch(communicator: Communicator, state: dict[str, Any], folder: Path, b
 class RankGroup:
     """`call` runs one task on every rank at once and returns their answers in rank order."""
 
-    def __init__(self, connections: list[Connection], processes: list[SpawnProcess]) -> None:
+    def __init__(self, connections: list[Connection], processes: list[ForkServerProcess]) -> None:
         self._connections = connections
         self._processes = processes
 
@@ -100,7 +100,9 @@ class RankGroup:
 
 @contextmanager
 def rank_group(world_size: int, join: Join = join_shared_memory) -> Iterator[RankGroup]:
-    context = multiprocessing.get_context("spawn")
+    # Its server imports torch and transformers once and forks each rank, in which no thread runs yet.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     meeting = Path("/dev/shm") / f"kinroute-test-{secrets.token_hex(8)}"  # noqa: S108
     connections, processes = [], []
     try:
