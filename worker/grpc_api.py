@@ -52,7 +52,7 @@ class InferenceService(service_pb2_grpc.InferenceServicer):  # type: ignore[misc
             answer = self._accept(message, Metadata.read(context.invocation_metadata() or ()))
             await answer.write_to(context)
         except Refused as refused:
-            await context.abort(refused.status, refused.message)
+            await context.abort(refused.status, refused.message, refused.trailing_metadata)
         finally:
             if answer is not None:
                 answer.close()
@@ -69,9 +69,7 @@ class InferenceService(service_pb2_grpc.InferenceServicer):  # type: ignore[misc
         stop_texts = rules.stop_texts(message.stopping)
         if stop_texts and worker.text is None:
             raise unsupported("stopping.conditions has a stop_text: this model folder has no tokenizer.json")
-        request = worker.intake.from_generate(
-            worker.requests.next_key(), message, self._prompt(message), metadata.lineage
-        )
+        request = worker.intake.from_generate(worker.requests.next_key(), message, self._prompt(message), metadata)
         answer = Answer(worker, request, worker.text.answer(stop_texts) if worker.text else None)
         answer.active = worker.requests.accept(request, message.request_id, answer)
         return answer

@@ -14,6 +14,8 @@ from worker.core.outputs import LoadSnapshot
 from worker.grpc_kv import UNREAD_DEADLINE_S, KvSubscribers, Stream
 from worker.info import ROLES
 from worker.kv_events import EventLog
+from worker.lineage import Envelopes
+from worker.metadata import LINEAGE, envelope_in
 from worker.refusal import Refused
 from worker.requests import Active, Requests
 
@@ -26,6 +28,7 @@ class Serving(Protocol):
     """What the service needs of the worker."""
 
     requests: Requests
+    envelopes: Envelopes
     kv_events: EventLog
     model_name: str
     abort_allowed: bool
@@ -111,8 +114,11 @@ class ControlService(service_pb2_grpc.ControlServicer):  # type: ignore[misc]  #
 
     async def Abort(self, message: lifecycle_pb2.AbortRequest, context: Context) -> lifecycle_pb2.AbortResponse:
         requests = self._worker.requests
-        if not self._worker.abort_allowed:
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "Abort is served on loopback alone")
+        try:
+            self._worker.envelopes.require_link(envelope_in(context.invocation_metadata() or ()))
+        except Refused:
+            why = f"Abort needs an envelope of purpose link in {LINEAGE}, but on loopback"
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
         match message.WhichOneof("target"):
             case "request_id":
                 found = requests.find(message.request_id)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from google.protobuf import struct_pb2
 
+from enginelink import envelope, trtllm_affinity
 from enginelink.generate_rules import MAX_TOP_LOGPROBS
 from openengine.v1 import kv_pb2, model_pb2, server_pb2
 from worker.intake import Served
@@ -27,7 +28,8 @@ def server_info(
     settings: WorkerSettings, *, version: str, instance_id: str, num_pages: int, endpoints: Sequence[kv_pb2.KvEndpoint]
 ) -> server_pb2.ServerInfo:
     extra = struct_pb2.Struct()
-    extra.update({"trtllm_supports_subagent_affinity": False, "kinroute_lineage": settings.keys_file is not None})
+    takes_hints = settings.internal_request_auth_key_file is not None and settings.role != "generation"
+    extra.update({trtllm_affinity.CAPABILITY: takes_hints, envelope.CAPABILITY: settings.keys_file is not None})
     return server_pb2.ServerInfo(
         engine_name=ENGINE_NAME,
         engine_version=version,

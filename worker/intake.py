@@ -9,14 +9,17 @@ import numpy as np
 
 from enginelink import generate_rules as rules
 from enginelink.envelope import prompt_sha256
+from enginelink.trtllm_affinity import Presented
 from enginelink.v1 import link_pb2
 from openengine.v1 import error_pb2, generation_pb2
+from worker.affinity import AffinityHints
 from worker.core.handoff import HandoffError, KvShape, SessionRef
 from worker.core.networks import AllowedNetworks
 from worker.core.types import Phase, Request, RequestKey, Retention, TokenIds
 from worker.lineage import NO_LINEAGE, Envelopes, Lineage
+from worker.metadata import Metadata
 from worker.options import retention_from, retention_from_extra, sampling_from, stopping_from
-from worker.refusal import Refused, invalid, refusing, unsupported
+from worker.refusal import Refused, invalid, refusing, unproven, unsupported
 
 PHASES: Mapping[str, frozenset[Phase]] = {
     "context": frozenset({Phase.CONTEXT}),
@@ -45,25 +48,28 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class _Leg:
-    """What both protocols say of a leg, in the core's words."""
+    """What both protocols say of a leg, in the core's words. `owner`: its conversation as this worker knows it."""
 
     phase: Phase
     token_ids: TokenIds
     session: bytes
     salt: bytes
     conversation: str
+    owner: str
     bypass_prefix_cache: bool
     envelope: str
     retention: Retention | None
     resumed_tokens: int = 0
+    affinity: Presented | None = None
 
 
 class Intake:
     """Checks requests against what this worker serves. Every method raises Refused."""
 
-    def __init__(self, served: Served, envelopes: Envelopes) -> None:
+    def __init__(self, served: Served, envelopes: Envelopes, affinity: AffinityHints | None = None) -> None:
         self._served = served
         self._envelopes = envelopes
+        self._affinity = affinity or AffinityHints()
         self.eos_token_ids = served.eos_token_ids
 
     def from_submit(self, key: RequestKey, submit: link_pb2.Submit) -> Request:
@@ -81,6 +87,7 @@ class Intake:
             session=submit.kv_session,
             salt=submit.cache_salt,
             conversation=submit.conversation_id,
+            owner=submit.conversation_id,
             bypass_prefix_cache=submit.bypass_prefix_cache,
             envelope=submit.lineage,
             retention=retention_from(submit.retention) if submit.HasField("retention") else None,
@@ -89,9 +96,9 @@ class Intake:
         return self._request(key, submit.request_id, submit, leg)
 
     def from_generate(
-        self, key: RequestKey, message: generation_pb2.GenerateRequest, token_ids: TokenIds, envelope: str
+        self, key: RequestKey, message: generation_pb2.GenerateRequest, token_ids: TokenIds, metadata: Metadata
     ) -> Request:
-        """`token_ids`: the prompt, tokenized where it came as text; `envelope`: its lineage, from the metadata."""
+        """`token_ids`: the prompt, tokenized where it came as text."""
         self._require_model(message.model)
         self.require_supported(message)
         session = message.kv.session.SerializeToString() if message.kv.HasField("session") else b""
@@ -104,8 +111,10 @@ class Intake:
             session=session,
             salt=message.kv.cache_salt.encode(),
             conversation=conversation,
+            owner=conversation if metadata.lineage else self._affinity.conversation(conversation),
             bypass_prefix_cache=message.kv.bypass_prefix_cache,
-            envelope=envelope,
+            envelope=metadata.lineage,
+            affinity=metadata.affinity,
             retention=retention_from_extra(message.extra),
         )
         return self._request(key, message.request_id, message, leg)
@@ -156,7 +165,7 @@ class Intake:
             sampling=sampling_from(message.sampling, message.response),
             stopping=stopping_from(message.stopping, room=room, eos_token_ids=served.eos_token_ids),
             salt=leg.salt,
-            conversation=leg.conversation,
+            conversation=leg.owner,
             parent=lineage.parent,
             family=lineage.family,
             turn=lineage.turn,
@@ -188,10 +197,18 @@ class Intake:
         return session.first_token
 
     def _lineage(self, request_id: str, leg: _Leg, prompt_hash: bytes) -> Lineage:
+        if leg.affinity is not None:
+            return self._affinity.lineage_of(
+                leg.affinity,
+                request_id=request_id,
+                phase=leg.phase,
+                model=self._served.model_name,
+                conversation=leg.conversation,
+            )
         if not leg.envelope:
             return NO_LINEAGE
         if leg.phase is Phase.GENERATION:
-            raise invalid("lineage goes with a context leg, not with the phase generation")
+            raise unproven("lineage goes with a context leg, not with the phase generation")
         return self._envelopes.lineage_of(
             leg.envelope,
             request_id=request_id,

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
-import msgspec
 import structlog
 
-from configuration.reading import SettingsError
 from enginelink.envelope import (
     PURPOSE_LINK,
     PURPOSE_RETURN,
     PURPOSE_SUBMIT,
     Claims,
     EnvelopeError,
-    Key,
     ReplayGuard,
     Verifier,
 )
 from worker.core.types import Phase
-from worker.refusal import invalid
+from worker.keys import WorkerKeys
+from worker.refusal import unproven
 
-REREAD_S = 1.0
 REQUEST_TYPE = {
     Phase.CONTEXT: "context_only",
     Phase.GENERATION: "generation_only",
@@ -47,49 +41,22 @@ class Lineage:
 NO_LINEAGE = Lineage()
 
 
-class _EnvelopeKey(msgspec.Struct, frozen=True):
-    id: str
-    secret: str
-    sign_from: float = 0.0
-    retire_at: float | None = None
-
-
-class _KeysFile(msgspec.Struct, frozen=True):
-    envelope_keys: tuple[_EnvelopeKey, ...] = ()
-
-
-def read_keys(file: Path) -> list[Key]:
-    """The envelope keys in `file`. Raises SettingsError, naming it."""
-    try:
-        content = msgspec.json.decode(file.read_bytes(), type=_KeysFile)
-        return [
-            Key(key.id, base64.b64decode(key.secret, validate=True), key.sign_from, key.retire_at)
-            for key in content.envelope_keys
-        ]
-    except OSError as error:
-        raise SettingsError(f"keys_file is {str(file)!r}, which cannot be read: {error.strerror}.") from error
-    except (msgspec.MsgspecError, binascii.Error, ValueError) as error:
-        raise SettingsError(f"keys_file is {str(file)!r}, which holds no envelope keys: {error}.") from error
-
-
 class Envelopes:
     """Believes what an edge signed for this very start of this worker, once.
 
-    `file` is read again when an envelope does not verify, at most every `reread_s`, so that new keys need no restart.
     `required`: a link needs an envelope, because others than this machine's users reach the listener.
     """
 
-    def __init__(self, file: Path | None, instance_id: str, *, required: bool, reread_s: float = REREAD_S) -> None:
-        self._file = file
+    def __init__(self, keys: WorkerKeys, instance_id: str, *, required: bool, guard: ReplayGuard | None = None) -> None:
+        self._keys = keys
         self._instance_id = instance_id
         self._required = required
-        self._reread_s = reread_s
-        self._guard = ReplayGuard()
-        self._verifier = Verifier(read_keys(file) if file is not None else (), instance_id, self._guard)
-        self._read_s = time.monotonic()
+        self._guard = guard or ReplayGuard()
+        self._used = keys.current()
+        self._verifier = Verifier(self._used, instance_id, self._guard)
 
     def require_link(self, envelope: str) -> None:
-        """Raises Refused where a link may not be opened with `envelope`."""
+        """Raises Refused where a link may not be opened, or a request aborted, with `envelope`."""
         if envelope or self._required:
             self._verify(envelope, purpose=PURPOSE_LINK)
 
@@ -114,26 +81,12 @@ class Envelopes:
         return self._verify(envelope, purpose=PURPOSE_RETURN, conversation=conversation).turn
 
     def _verify(self, envelope: str, **expected: object) -> Claims:
-        now_s = time.time()
+        keys = self._keys.current()
+        if keys is not self._used:
+            self._used = keys
+            self._verifier = Verifier(keys, self._instance_id, self._guard)
         try:
-            try:
-                return self._verifier.verify(envelope, now_s, **expected)
-            except EnvelopeError:
-                if not self._reread():
-                    raise
-                return self._verifier.verify(envelope, now_s, **expected)
+            return self._verifier.verify(envelope, time.time(), **expected)
         except EnvelopeError as error:
             log.warning("an envelope is refused", why=str(error), purpose=expected["purpose"])
-            raise invalid("lineage: the envelope is not valid for this request") from error
-
-    def _reread(self) -> bool:
-        now_s = time.monotonic()
-        if self._file is None or now_s - self._read_s < self._reread_s:
-            return False
-        self._read_s = now_s
-        try:
-            self._verifier = Verifier(read_keys(self._file), self._instance_id, self._guard)
-        except SettingsError as error:
-            log.warning("the keys stay as they were", why=str(error))
-            return False
-        return True
+            raise unproven("lineage: the envelope is not valid for this request") from error

@@ -226,7 +226,7 @@ class Link:
             self._requests.require_open(submit.request_id)
             request = self._worker.intake.from_submit(self._requests.next_key(), submit)
         except Refused as refused:
-            event = link_pb2.Event(handle=submit.handle, error=refused.event())
+            event = link_pb2.Event(handle=submit.handle, error=refused.event(), lineage_refused=refused.is_lineage)
             self._send(link_pb2.Step(number=self._worker.step_number(), events=[event], load=self._worker.link_load()))
             return
         self._by_handle[submit.handle] = self._requests.accept(request, submit.request_id, self, submit.handle)

@@ -9,35 +9,44 @@ from typing import Any
 import grpc
 
 from enginelink.openengine_metadata import MetadataError, read_metadata
-from worker.refusal import invalid, unsupported
+from enginelink.trtllm_affinity import ID_KEY, AffinityError, Presented
+from worker.refusal import invalid, unproven
 
 CONTROL = "/openengine.v1.Control/"
 LINEAGE = "kinroute-lineage"
-FOREIGN_HINT = "x-trtllm-subagent-affinity-"
 
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
+    """`lineage`: an envelope. `affinity`: a hint in TensorRT-LLM's dialect. At most one of them."""
+
     target_dp_rank: int | None = None
     lineage: str = ""
+    affinity: Presented | None = None
 
     @classmethod
     def read(cls, pairs: Iterable[tuple[str, str | bytes]]) -> Metadata:
-        """Raises Refused where an `openengine-` key is repeated or malformed."""
+        """Raises Refused where an `openengine-` key or a hint is repeated or malformed."""
         pairs = list(pairs)
-        lineage: list[str] = []
-        for key, value in pairs:
-            if key.startswith(FOREIGN_HINT):
-                raise unsupported(f"{key}: this worker takes lineage in {LINEAGE} alone")
-            if key == LINEAGE:
-                lineage.append(value if isinstance(value, str) else value.decode(errors="replace"))
-        if len(lineage) > 1:
-            raise invalid(f"{LINEAGE} is given twice")
         try:
             read = read_metadata(pairs)
+            affinity = Presented.read(pairs)
         except MetadataError as error:
             raise invalid(str(error)) from error
-        return cls(target_dp_rank=read.target_dp_rank, lineage="".join(lineage))
+        except AffinityError as error:
+            raise unproven(str(error)) from error
+        lineage = envelope_in(pairs)
+        if lineage and affinity is not None:
+            raise unproven(f"{LINEAGE} and {ID_KEY}: a request has its lineage from one of them")
+        return cls(read.target_dp_rank, lineage, affinity)
+
+
+def envelope_in(pairs: Iterable[tuple[str, str | bytes]]) -> str:
+    """Empty where there is none. Raises Refused where there are two."""
+    found = [value for key, value in pairs if key == LINEAGE]
+    if len(found) > 1:
+        raise unproven(f"{LINEAGE} is given twice")
+    return "".join(value if isinstance(value, str) else value.decode(errors="replace") for value in found)
 
 
 class ControlMetadata(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs alone

@@ -19,21 +19,36 @@ STATUS: dict[int, grpc.StatusCode] = {
     error_pb2.ERROR_CODE_OVERLOADED: grpc.StatusCode.RESOURCE_EXHAUSTED,
     error_pb2.ERROR_CODE_REQUEST_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     error_pb2.ERROR_CODE_DUPLICATE_REQUEST: grpc.StatusCode.ALREADY_EXISTS,
+    error_pb2.ERROR_CODE_KV_SESSION_NOT_FOUND: grpc.StatusCode.NOT_FOUND,
     error_pb2.ERROR_CODE_INTERNAL: grpc.StatusCode.INTERNAL,
 }
+REFUSED_LINEAGE = ("kinroute-refused", "lineage")
 
 
 class Refused(Exception):
-    """Raised before a request is accepted; `code` is an openengine.v1 ErrorCode, the message names the field."""
+    """Raised before a request is accepted; `code` is an openengine.v1 ErrorCode, the message names the field.
+    `is_lineage`: what came as proof of lineage is refused; without it the request may be served."""
 
     def __init__(
-        self, code: int, message: str, *, retryable: bool = False, status: grpc.StatusCode | None = None
+        self,
+        code: int,
+        message: str,
+        *,
+        retryable: bool = False,
+        status: grpc.StatusCode | None = None,
+        is_lineage: bool = False,
     ) -> None:
         super().__init__(message)
         self.code = code
         self.status = status or STATUS[code]
         self.message = message
         self.retryable = retryable
+        self.is_lineage = is_lineage
+
+    @property
+    def trailing_metadata(self) -> tuple[tuple[str, str], ...]:
+        """What goes with the status: which part of a request it was, where that decides what to do about it."""
+        return (REFUSED_LINEAGE,) if self.is_lineage else ()
 
     @classmethod
     def named(cls, name: str, message: str, *, retryable: bool) -> Self:
@@ -58,6 +73,11 @@ def refusing() -> Iterator[None]:
 
 def invalid(message: str) -> Refused:
     return Refused(error_pb2.ERROR_CODE_INVALID_ARGUMENT, message)
+
+
+def unproven(message: str) -> Refused:
+    """A hint of lineage may not be believed."""
+    return Refused(error_pb2.ERROR_CODE_INVALID_ARGUMENT, message, is_lineage=True)
 
 
 def unsupported(message: str) -> Refused:

@@ -17,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from enginelink.v1 import link_pb2
 from openengine.v1 import model_pb2, server_pb2
+from worker.affinity import AffinityHints
 from worker.commands import Check, ClearCache, Command, Inspect, PinEnded, Rejected, TakeKvSnapshot, Told
 from worker.core import inspection
 from worker.core.outputs import Failed, HandoffReady, LoadSnapshot, TokenOut
@@ -27,6 +28,7 @@ from worker.gate import StepTold
 from worker.handoffs import Handoffs
 from worker.info import model_info, server_info
 from worker.intake import Intake, Served
+from worker.keys import WorkerKeys
 from worker.kv_events import EventLog
 from worker.lineage import Envelopes
 from worker.requests import Active, Requests
@@ -72,7 +74,9 @@ class Service:
             lambda ticket: post(TakeKvSnapshot(ticket)),
             self.metrics.kv_events,
         )
-        self.envelopes = Envelopes(settings.keys_file, self.instance_id, required=not on_loopback)
+        self.keys = WorkerKeys(settings.keys_file)
+        self.envelopes = Envelopes(self.keys, self.instance_id, required=not on_loopback)
+        self._affinity = AffinityHints(settings.internal_request_auth_key_file)
         self.role = settings.role
         self.model_name = settings.model_name
         self.abort_allowed = on_loopback
@@ -92,7 +96,7 @@ class Service:
 
     def opened(self, opened: Opened) -> None:
         self._opened = opened
-        self.intake = Intake(opened.served, self.envelopes)
+        self.intake = Intake(opened.served, self.envelopes, self._affinity)
         self.text = opened.text
         self._load = LoadSnapshot(0, 0, 0, 0, opened.num_pages)
         self._server = server_info(

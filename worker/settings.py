@@ -90,7 +90,8 @@ class WorkerSettings(Section):
     """Everything that `kinroute worker` reads.
 
     `threads_per_rank`: threads of the model's arithmetic in each rank; without it, the cores of this machine shared
-    evenly among the ranks. `drain_timeout_s`: how long running requests may go on after SIGTERM.
+    evenly among the ranks. `internal_request_auth_key_file`: holds the key of TensorRT-LLM's signed hints, which are
+    taken only with it. `drain_timeout_s`: how long running requests may go on after SIGTERM.
     """
 
     model: Path
@@ -106,6 +107,7 @@ class WorkerSettings(Section):
     kv_transfer: KvTransfer = KvTransfer()
     group: Group = Group()
     keys_file: Path | None = None
+    internal_request_auth_key_file: Path | None = None
     drain_timeout_s: Annotated[float, Field(ge=0.0)] = 10.0
     log: Log = Log()
 

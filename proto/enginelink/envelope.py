@@ -19,6 +19,8 @@ TYP = "JWT"
 LIFE_S = 60
 LEEWAY_S = 5
 MAX_TOKEN_BYTES = 4096
+CAPABILITY = "kinroute_lineage"
+"""In `ServerInfo.extra`: true where envelopes are taken."""
 PURPOSE_SUBMIT, PURPOSE_LINK, PURPOSE_RETURN = "submit", "link", "return"
 
 

@@ -12,15 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from enginelink.envelope import LIFE_S, PURPOSE_SUBMIT, Claims, Key, Signer
+from enginelink.envelope import LIFE_S, PURPOSE_SUBMIT, Claims, Key, ReplayGuard, Signer
 from enginelink.v1 import link_pb2
 from tests.worker.clients import generate_request
 from tests.worker.running import MODEL_NAME
+from worker.affinity import AffinityHints
 from worker.core.handoff import KvShape
 from worker.core.networks import AllowedNetworks
 from worker.core.types import Request, RequestKey, Retention, TokenRange
 from worker.intake import Intake, Served
+from worker.keys import WorkerKeys
 from worker.lineage import Envelopes
+from worker.metadata import Metadata
 from worker.refusal import Refused
 
 KEY = Key("one", b"1" * 32)
@@ -29,12 +32,19 @@ PROMPT = np.arange(40, 60, dtype="<u4")
 SHAPE = KvShape(num_layers=2, num_kv_heads=2, head_dim=16, tokens_per_block=4, dtype="float32")
 
 
+SERVED = Served(MODEL_NAME, "context", 259, 512, frozenset({2}), SHAPE, AllowedNetworks())
+
+
 @pytest.fixture
-def intake(tmp_path: Path) -> Intake:
+def keys(tmp_path: Path) -> WorkerKeys:
     file = tmp_path / "keys.json"
     file.write_text(json.dumps({"envelope_keys": [{"id": "one", "secret": base64.b64encode(KEY.secret).decode()}]}))
-    served = Served(MODEL_NAME, "context", 259, 512, frozenset({2}), SHAPE, AllowedNetworks())
-    return Intake(served, Envelopes(file, INSTANCE, required=True))
+    return WorkerKeys(file)
+
+
+@pytest.fixture
+def intake(keys: WorkerKeys) -> Intake:
+    return Intake(SERVED, Envelopes(keys, INSTANCE, required=True))
 
 
 def submitted(intake: Intake, **fields: Any) -> Request:
@@ -51,7 +61,7 @@ def submitted(intake: Intake, **fields: Any) -> Request:
 
 def generated(intake: Intake, extra: dict[str, Any]) -> Request:
     message = generate_request(PROMPT.tolist(), extra={"conversation_id": "child", **extra})
-    return intake.from_generate(RequestKey(1), message, PROMPT.astype(np.int32), "")
+    return intake.from_generate(RequestKey(1), message, PROMPT.astype(np.int32), Metadata())
 
 
 def envelope(turn: str) -> str:
@@ -126,6 +136,30 @@ def test_openengine_takes_a_retention_in_extra(intake: Intake) -> None:
     assert generated(intake, {"kv_cache_retention_config": config}).retention == Retention((TokenRange(0, 8, 5),))
     assert generated(intake, {"kv_cache_retention_config": None}).retention is None
     assert generated(intake, {}).retention is None
+
+
+def test_where_as_many_envelopes_live_as_can_be_remembered_only_requests_with_a_hint_are_refused(
+    keys: WorkerKeys,
+) -> None:
+    intake = Intake(SERVED, Envelopes(keys, INSTANCE, required=True, guard=ReplayGuard(1)))
+    submitted(intake, lineage=envelope("t"))
+
+    with pytest.raises(Refused) as caught:
+        submitted(intake, lineage=envelope("u"))
+
+    assert caught.value.is_lineage
+    assert submitted(intake).conversation == "child"
+
+
+def test_conversations_of_peers_stand_apart_only_where_their_dialect_is_taken(keys: WorkerKeys, tmp_path: Path) -> None:
+    file = tmp_path / "internal"
+    file.write_text("secret")
+    envelopes = Envelopes(keys, INSTANCE, required=True)
+    taken, not_taken = Intake(SERVED, envelopes, AffinityHints(file)), Intake(SERVED, envelopes)
+
+    assert generated(taken, {}).conversation == "peer:child"
+    assert generated(not_taken, {}).conversation == "child"
+    assert submitted(taken).conversation == "child", "who opened a link has proven to be an edge"
 
 
 @pytest.mark.parametrize("config", [{"priority": 500}, "high", {"priority": float("nan")}])

@@ -14,7 +14,8 @@ import pytest
 from configuration.reading import SettingsError
 from enginelink.envelope import LIFE_S, PURPOSE_LINK, PURPOSE_RETURN, PURPOSE_SUBMIT, Claims, Key, Signer
 from worker.core.types import Phase
-from worker.lineage import Envelopes, Lineage, read_keys
+from worker.keys import WorkerKeys, read_keys
+from worker.lineage import Envelopes, Lineage
 from worker.refusal import Refused
 
 INSTANCE = "this-start"
@@ -58,7 +59,7 @@ def sign(key: Key = KEY, **changes: Any) -> str:
 
 @pytest.fixture
 def envelopes(tmp_path: Path) -> Envelopes:
-    return Envelopes(write_keys(tmp_path / "keys.json", KEY), INSTANCE, required=True)
+    return Envelopes(WorkerKeys(write_keys(tmp_path / "keys.json", KEY)), INSTANCE, required=True)
 
 
 def test_a_signed_request_has_the_lineage_that_its_envelope_states(envelopes: Envelopes) -> None:
@@ -135,18 +136,38 @@ def test_a_link_needs_an_envelope_only_where_others_reach_the_listener(envelopes
         envelopes.require_link("")
 
     envelopes.require_link(sign(purpose=PURPOSE_LINK))
-    Envelopes(None, INSTANCE, required=False).require_link("")
+    Envelopes(WorkerKeys(None), INSTANCE, required=False).require_link("")
 
 
 def test_a_key_that_is_added_later_is_found(tmp_path: Path) -> None:
     file = write_keys(tmp_path / "keys.json", KEY)
-    envelopes = Envelopes(file, INSTANCE, required=True, reread_s=0.0)
+    envelopes = Envelopes(WorkerKeys(file, reread_s=0.0), INSTANCE, required=True)
     with pytest.raises(Refused):
         envelopes.lineage_of(sign(OTHER_KEY), **REQUEST)
 
     write_keys(file, KEY, OTHER_KEY)
 
     assert envelopes.lineage_of(sign(OTHER_KEY), **REQUEST).parent == "p"
+
+
+def test_a_key_that_is_taken_out_of_the_file_is_worth_nothing_any_more(tmp_path: Path) -> None:
+    file = write_keys(tmp_path / "keys.json", KEY, OTHER_KEY)
+    envelopes = Envelopes(WorkerKeys(file, reread_s=0.0), INSTANCE, required=True)
+    envelopes.lineage_of(sign(), **REQUEST)
+
+    write_keys(file, OTHER_KEY)
+
+    with pytest.raises(Refused):
+        envelopes.lineage_of(sign(jti="2"), **REQUEST)
+
+
+def test_a_file_that_becomes_unusable_leaves_the_keys_as_they_were(tmp_path: Path) -> None:
+    file = write_keys(tmp_path / "keys.json", KEY)
+    envelopes = Envelopes(WorkerKeys(file, reread_s=0.0), INSTANCE, required=True)
+
+    file.write_text("half a file")
+
+    assert envelopes.lineage_of(sign(), **REQUEST).parent == "p"
 
 
 def test_a_file_without_usable_keys_is_named(tmp_path: Path) -> None:

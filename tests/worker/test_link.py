@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
 
+from edge.signing import EnvelopeSigner
+from enginelink.envelope import Key
 from enginelink.v1 import link_pb2
-from openengine.v1 import error_pb2, generation_pb2
+from openengine.v1 import error_pb2, generation_pb2, lifecycle_pb2
 from tests.tiny_models import make_tiny_model
 from tests.worker.clients import Edge, OpenEngine, generate_request, kinds, link_tokens, token_ids
 from tests.worker.running import MODEL_NAME, Running, worker
@@ -17,6 +21,7 @@ from tests.worker.running import MODEL_NAME, Running, worker
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 PROMPT = list(range(40, 60))
 LONG = 1000
+KEYS = (Key("k", b"1" * 32),)
 
 
 @pytest.fixture(scope="module")
@@ -124,9 +129,10 @@ def test_a_handle_in_use_ends_the_link(running: Running) -> None:
     running.wait_clean()
 
 
-def test_a_worker_that_others_can_reach_accepts_no_link_without_an_envelope(tmp_path: Path) -> None:
+def test_a_worker_that_others_can_reach_accepts_no_link_and_no_abort_without_an_envelope(tmp_path: Path) -> None:
     keys = tmp_path / "keys.json"
-    keys.write_text('{"envelope_keys": [{"id": "k", "secret": "' + "A" * 43 + '="}]}')
+    secret = base64.b64encode(KEYS[0].secret).decode()
+    keys.write_text(json.dumps({"envelope_keys": [{"id": KEYS[0].key_id, "secret": secret}]}))
     listen = {"grpc": "0.0.0.0:0", "admin": "127.0.0.1:0", "allow_plaintext": True}
     with worker(tmp_path, make_tiny_model(tmp_path / "model"), listen=listen, keys_file=str(keys)) as running:
         running.wait_for("ready")
@@ -134,3 +140,14 @@ def test_a_worker_that_others_can_reach_accepts_no_link_without_an_envelope(tmp_
 
         with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"), Edge(address):
             pass
+
+        instance_id = running.get("/kinroute/v1/state")["instance_id"]
+        with OpenEngine(address) as client, Edge(address, envelope=EnvelopeSigner("e", KEYS).link(instance_id)):
+            signed = (("kinroute-lineage", EnvelopeSigner("e", KEYS).link(instance_id)),)
+            everything = lifecycle_pb2.AbortRequest(all_requests=lifecycle_pb2.AllRequests())
+            with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
+                client.control.Abort(everything)
+            aborted = client.control.Abort(everything, metadata=signed)
+            assert aborted.status == lifecycle_pb2.ABORT_STATUS_ABORTED
+            with pytest.raises(grpc.RpcError, match="UNAUTHENTICATED"):
+                client.control.Abort(everything, metadata=signed)

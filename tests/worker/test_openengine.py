@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from enginelink.block_keys import BlockScope, block_keys, scope_key
+from enginelink.envelope import LIFE_S, PURPOSE_SUBMIT, Claims, Key, Signer, prompt_sha256
 from openengine.v1 import error_pb2, generation_pb2, kv_pb2, lifecycle_pb2, lora_pb2, model_pb2, server_pb2
 from tests.tiny_models import make_tiny_model, make_tokenizer
 from tests.worker.clients import OpenEngine, generate_request, status_of, token_ids
@@ -184,12 +186,39 @@ def test_what_cannot_be_served_is_a_status_that_names_the_field(
         {"openengine_target_dp_rank": "1"},
         {"openengine_routing_key": ""},
         {"kinroute_lineage": "forged"},
+        {"x_trtllm_subagent_affinity_id": "p", "x_trtllm_subagent_affinity_auth": "sha256=" + "0" * 64},
     ],
 )
 def test_metadata_that_is_malformed_or_unproven_is_refused(client: OpenEngine, metadata: dict[str, str]) -> None:
     code, _ = refused(client, generate_request(PROMPT, extra={"conversation_id": "c"}), **metadata)
 
     assert code == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_a_worker_without_keys_refuses_every_hint_however_well_signed_and_serves_the_rest(client: OpenEngine) -> None:
+    info = client.control.GetServerInfo(server_pb2.GetServerInfoRequest())
+    now_s = int(time.time())
+    claims = Claims(
+        purpose=PURPOSE_SUBMIT,
+        iss="edge",
+        aud=info.instance_id,
+        issued_s=now_s,
+        expires_s=now_s + LIFE_S,
+        jti="1",
+        request_id="r",
+        request_type="context_and_generation",
+        model=MODEL_NAME,
+        conversation="c",
+        prompt_sha256=prompt_sha256(np.array(PROMPT, "<u4").tobytes()),
+    )
+    request = generate_request(PROMPT, 1, request_id="r", extra={"conversation_id": "c"})
+
+    signed = refused(client, request, kinroute_lineage=Signer(Key("k", b"1" * 32)).sign(claims))
+
+    assert signed[0] == grpc.StatusCode.INVALID_ARGUMENT
+    assert not info.extra.fields["kinroute_lineage"].bool_value
+    assert not info.extra.fields["trtllm_supports_subagent_affinity"].bool_value
+    assert client.answer(request)[-1].WhichOneof("event") == "finished"
 
 
 def test_a_request_id_is_refused_only_while_it_is_active(client: OpenEngine) -> None:

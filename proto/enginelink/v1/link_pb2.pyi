@@ -282,7 +282,7 @@ class Step(_message.Message):
     def __init__(self, number: _Optional[int] = ..., handles: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("handle", "started", "token", "prefill_ready", "kv_arrived", "finished", "error")
+    __slots__ = ("handle", "started", "token", "prefill_ready", "kv_arrived", "finished", "error", "lineage_refused")
     HANDLE_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     TOKEN_FIELD_NUMBER: _ClassVar[int]
@@ -290,6 +290,7 @@ class Event(_message.Message):
     KV_ARRIVED_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    LINEAGE_REFUSED_FIELD_NUMBER: _ClassVar[int]
     handle: int
     started: Started
     token: _generation_pb2.TokenInfo
@@ -297,7 +298,8 @@ class Event(_message.Message):
     kv_arrived: KvArrived
     finished: Finished
     error: _error_pb2.EngineError
-    def __init__(self, handle: _Optional[int] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., token: _Optional[_Union[_generation_pb2.TokenInfo, _Mapping]] = ..., prefill_ready: _Optional[_Union[PrefillReady, _Mapping]] = ..., kv_arrived: _Optional[_Union[KvArrived, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., error: _Optional[_Union[_error_pb2.EngineError, _Mapping]] = ...) -> None: ...
+    lineage_refused: bool
+    def __init__(self, handle: _Optional[int] = ..., started: _Optional[_Union[Started, _Mapping]] = ..., token: _Optional[_Union[_generation_pb2.TokenInfo, _Mapping]] = ..., prefill_ready: _Optional[_Union[PrefillReady, _Mapping]] = ..., kv_arrived: _Optional[_Union[KvArrived, _Mapping]] = ..., finished: _Optional[_Union[Finished, _Mapping]] = ..., error: _Optional[_Union[_error_pb2.EngineError, _Mapping]] = ..., lineage_refused: _Optional[bool] = ...) -> None: ...
 
 class Started(_message.Message):
     __slots__ = ("cached_prompt_tokens",)
