@@ -22,8 +22,8 @@ class RequestRecord:
     """One request. `arrived_s` is Unix time; the other times are seconds since then.
 
     `status` is 0 while nothing was answered; 499 means that the caller went away. `error` is also set where an answer
-    failed after its status line. It is read in logs too: of a caller's mistake it holds the code and what it is in, for
-    the message may quote the caller.
+    failed after its status line. It is read in logs too: of a caller's mistake it holds the code and the field, for the
+    message, and names within a field, may quote the caller.
     """
 
     request_id: str
@@ -50,7 +50,8 @@ class RequestRecord:
     def failed(self, error: EdgeError) -> None:
         self.status = self.status or error.status
         ours = error.status >= SERVER_FAULT or error.code is Code.RATE_LIMITED
-        self.error = f"{error.code}: {error.message if ours else error.param or error.reason}"
+        field_name = (error.param or error.reason).partition(".")[0]
+        self.error = f"{error.code}: {error.message if ours else field_name}"
 
     def gone(self) -> None:
         self.error = "the caller went away"
