@@ -258,7 +258,7 @@ def test_a_parents_name_and_its_token_must_agree() -> None:
     parent, other = (believed(Claim("kinroute", name, explicit=True)) for name in ("p", "q"))
     child = Claim("kinroute", "c", "p", explicit=True)
 
-    assert lineage(dataclasses.replace(child, token=parent.token)).parent == parent.lineage.conversation
+    assert lineage(dataclasses.replace(child, token=parent.token)) == lineage(child)
     assert refusal(dataclasses.replace(child, token=other.token)) == (Code.INVALID, "another parent than the token's")
     assert refusal(dataclasses.replace(child, token=parent.token), caller(subject="bob")) == (
         Code.INVALID,

@@ -26,6 +26,7 @@ from edge.core.auth import Authenticator
 from edge.core.errors import EdgeError
 from edge.core.fleet import Fleet
 from edge.core.headers import HeaderFamilies
+from edge.core.lineage import Lineages
 from edge.core.routing import Router, RouterConfig
 from edge.core.types import ConversationKey, FinishReason, Lineage, Principal, TokenLogprob, TurnId, WorkerId
 from edge.driver import Driver
@@ -194,6 +195,7 @@ def served(
     admission: AdmissionLimits | None = None,
     ready: bool = True,
     aliases: Sequence[str] = (),
+    lineages: Lineages | None = None,
 ) -> Iterator[Served]:
     """One worker for both phases. The server has a thread and a loop of its own; everything ends with the block."""
     limits = limits or Limits()
@@ -209,7 +211,7 @@ def served(
     }
     metrics = Metrics()
     parts = Parts(
-        Identities(Authenticator(keys), HeaderFamilies(), make_lineages(), Audit(metrics.registry)),
+        Identities(Authenticator(keys), HeaderFamilies(), lineages or make_lineages(), Audit(metrics.registry)),
         Admission(admission or AdmissionLimits()),
         Catalogue([ServedModel(MODEL, aliases, text)]),
         driver,
