@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from edge.audit import Audit
 from edge.core.auth import Authenticator, UnknownKeyId
 from edge.core.errors import EdgeError
-from edge.core.headers import HeaderFamilies, fold
+from edge.core.headers import HeaderFamilies, fold, naming
 from edge.core.lineage import Believed, Lineages
 from edge.core.types import Principal
 
@@ -72,8 +72,10 @@ class Identities:
         body_conversation: str | None,
         cache_key: str | None,
         content: Callable[[], bytes],
+        own: str = "",
     ) -> Believed:
-        """`content`: what identifies a conversation that has no id; asked for only then.
+        """`content`: what identifies a conversation that has no id; asked for only then. `own`: the conversation's id
+        where it stands beside the headers (OpenEngine's `extra`); empty where it does not.
 
         `Believed.token` belongs into the answer, under `lineage_header`.
         """
@@ -81,6 +83,7 @@ class Identities:
         what = "hint"
         try:
             claim = self._families.read(caller.headers, body_conversation=body_conversation, cache_key=cache_key)
+            claim = naming(claim, own)
             what = "token"
             stated = self._lineages.stated(claim, principal, now_s)
             what = "hint"

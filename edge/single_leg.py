@@ -20,10 +20,11 @@ LEG = 1
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """A context leg's end. `kv_session`: a serialized KvSessionRef, as the worker `instance_id` gave it."""
+    """A context leg's end. `kv_session`: a serialized KvSessionRef, as its worker gave it. `pin`: the worker's instance
+    id and the session id, by which the pages are known while they wait."""
 
     kv_session: bytes
-    instance_id: str
+    pin: tuple[str, str]
     usage: Usage
 
 
@@ -133,7 +134,7 @@ class SingleLeg:
         self._over()
         connection.generating(lineage.conversation)
         self._driver.pins.add(pin)
-        self._sink.prefilled(Prefill(kv_session, instance_id, self._usage))
+        self._sink.prefilled(Prefill(kv_session, key, self._usage))
 
     def kv_arrived(self) -> None:
         if self._state is not State.MOVING:

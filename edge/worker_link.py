@@ -251,7 +251,13 @@ class WorkerLink:
                 listener.failed(error_from(event.error), retryable=event.error.retryable)
 
     def _report(self, load: link_pb2.Load) -> None:
-        self._fleet.reported(self.worker_id, load.running_requests + load.queued_requests, draining=load.draining)
+        self._fleet.reported(
+            self.worker_id,
+            load.running_requests + load.queued_requests,
+            draining=load.draining,
+            queued=load.queued_requests,
+            blocks=(load.used_pages, load.total_pages),
+        )
 
     def _lose(self, why: str) -> None:
         self._up = False

@@ -17,6 +17,7 @@ class Code(enum.StrEnum):
     FORBIDDEN = "forbidden"
     NOT_FOUND = "not_found"
     MODEL_NOT_FOUND = "model_not_found"
+    DUPLICATE = "duplicate_request"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     CONTEXT_LENGTH_EXCEEDED = "context_length_exceeded"
     BODY_TOO_LARGE = "body_too_large"
@@ -39,6 +40,7 @@ HTTP_STATUS: dict[Code, int] = {
     Code.FORBIDDEN: 403,
     Code.NOT_FOUND: 404,
     Code.MODEL_NOT_FOUND: 404,
+    Code.DUPLICATE: 409,
     Code.METHOD_NOT_ALLOWED: 405,
     Code.CONTEXT_LENGTH_EXCEEDED: 400,
     Code.BODY_TOO_LARGE: 413,

@@ -20,7 +20,8 @@ class Role(enum.Flag):
 class Worker:
     """`role`: what the configuration uses it for. `in_flight`: this edge's own legs there.
 
-    `others`: requests that it runs or queues for other edges, as of its last report. `tokens_per_block`: of its cache;
+    `others`: requests that it runs or queues for other edges, and `queued`: how many of all wait, as of its last
+    report; `used_blocks` of `total_blocks` of its cache too, where it tells. `tokens_per_block`: of its cache;
     0 where that is not known. `cached_blocks`: how many of its blocks the index knows; None: it does not follow it.
     """
 
@@ -34,6 +35,9 @@ class Worker:
     cached_blocks: int | None = None
     in_flight: int = 0
     others: int = 0
+    queued: int = 0
+    used_blocks: int | None = None
+    total_blocks: int | None = None
 
     @property
     def load(self) -> int:
@@ -72,7 +76,8 @@ class Fleet:
 
     def lost(self, worker_id: WorkerId) -> None:
         worker = self.workers[worker_id]
-        worker.ready, worker.others = False, 0
+        worker.ready, worker.others, worker.queued = False, 0, 0
+        worker.used_blocks = worker.total_blocks = None
         self.unfollow(worker_id)
 
     def follow(self, worker_id: WorkerId, epoch: str) -> Resume:
@@ -96,9 +101,19 @@ class Fleet:
         known = self.kv.is_known(worker_id)
         self.workers[worker_id].cached_blocks = len(self.kv.workers[worker_id].blocks) if known else None
 
-    def reported(self, worker_id: WorkerId, requests: int, *, draining: bool) -> None:
-        """`requests`: all that the worker runs and queues, ours included."""
+    def reported(
+        self,
+        worker_id: WorkerId,
+        requests: int,
+        *,
+        draining: bool,
+        queued: int = 0,
+        blocks: tuple[int | None, int | None] = (None, None),
+    ) -> None:
+        """`requests`: all that the worker runs and queues, ours included; `blocks`: used, and in all."""
         worker = self.workers[worker_id]
+        worker.queued = min(queued, max(requests, worker.in_flight))
+        worker.used_blocks, worker.total_blocks = blocks
         worker.others = max(0, requests - worker.in_flight)
         worker.draining = draining
 

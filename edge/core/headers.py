@@ -10,6 +10,7 @@ from edge.core.errors import Code, EdgeError
 from edge.core.lineage_token import MAX_TOKEN_BYTES
 
 MAX_ID_BYTES = 256
+EXTRA_CONVERSATION = "extra.conversation_id"
 CODEX_SIDE_TASKS = {"compact", "memory_consolidation", "review"}
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _AGAIN = "\n"
@@ -62,6 +63,21 @@ class HeaderNames:
     opencode_parent: str = "x-parent-session-id"
     others: tuple[str, ...] = ("x-litellm-session-id", "x-session-id", "x-multi-turn-session-id")
     others_parent: str = ""
+
+
+def naming(claim: Claim, own: str) -> Claim:
+    """The claim of a request whose own id stands in OpenEngine's `extra` too, or instead. Raises EdgeError."""
+    own = own.strip(" \t")
+    if not own:
+        return claim
+    _require_id(EXTRA_CONVERSATION, own, MAX_ID_BYTES)
+    if claim.conversation is not None and claim.conversation != own:
+        raise EdgeError(
+            Code.INVALID,
+            f"{EXTRA_CONVERSATION} and the metadata name different conversations.",
+            param=EXTRA_CONVERSATION,
+        )
+    return replace(claim, family=claim.family or "openengine", conversation=own, placement=None)
 
 
 Values = Mapping[str, str]

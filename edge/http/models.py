@@ -28,6 +28,14 @@ class Catalogue:
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self._by_name = {name: model for model in models for name in model.names}
 
+    @property
+    def names(self) -> list[str]:
+        """Aliases too, in the order of the configuration."""
+        return list(self._by_name)
+
+    def has(self, name: str) -> bool:
+        return name in self._by_name
+
     def find(self, name: str, *, param: str | None = "model") -> ServedModel:
         model = self._by_name.get(name)
         if model is None:

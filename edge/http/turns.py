@@ -51,15 +51,15 @@ def make_turns(
                     principal=caller.principal,
                     lineage=believed.lineage,
                     cache_salt=cache_salt,
-                    traceparent=_trace(caller.headers, "traceparent"),
-                    tracestate=_trace(caller.headers, "tracestate"),
+                    traceparent=trace(caller.headers, "traceparent"),
+                    tracestate=trace(caller.headers, "tracestate"),
                     retention=options.retention,
                 )
             )
     return turns
 
 
-def _trace(headers: Mapping[str, str], name: str) -> str:
+def trace(headers: Mapping[str, str], name: str) -> str:
     """A W3C trace header, if it is one that may be passed on."""
     value = headers.get(name, "")
     return value if len(value) <= 512 and value.isascii() and value.isprintable() else ""
