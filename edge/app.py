@@ -12,11 +12,13 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
+import grpc
 import uvloop
 
 from configuration.reading import SettingsError
 from edge.audit import Audit
 from edge.authentication import Authentication
+from edge.channels import dial
 from edge.core.admission import Admission, AdmissionLimits
 from edge.core.fleet import Fleet
 from edge.core.headers import HeaderFamilies, HeaderNames
@@ -25,8 +27,10 @@ from edge.core.lineage import Lineages
 from edge.core.lineage_token import LineageTokens
 from edge.core.namespace import Namespace
 from edge.core.routing import Router, RouterConfig
+from edge.core.seals import Seals
 from edge.core.types import Principal, Scope, TenantLimits
 from edge.driver import Driver
+from edge.grpc.server import GrpcServer
 from edge.http.admin import Admin
 from edge.http.api import make_api
 from edge.http.application import Application
@@ -44,7 +48,7 @@ from edge.kv_metrics import KvMetrics
 from edge.legs import Connection
 from edge.limit_metrics import LimitMetrics
 from edge.serving import Server, bind, bound_address
-from edge.settings import EdgeSettings
+from edge.settings import EdgeSettings, Tls
 from edge.signing import EnvelopeSigner
 from edge.telemetry import Metrics, configure_logs
 from edge.tokenizing.folder import FolderError
@@ -52,6 +56,7 @@ from edge.tokenizing.model import TextModel
 from edge.worker_either import EitherWorker
 from edge.worker_link import WorkerLink
 from edge.worker_openengine import OpenEngineWorker
+from enginelink.envelope import Key
 
 BAD_CONFIGURATION = 78
 READY_POLL_S = 0.05
@@ -84,13 +89,14 @@ class Edge:
         identities = _identities(self._authentication, lineages, Audit(metrics.registry))
         self._text = TextModel.load(settings.model.path)
         catalogue = Catalogue([ServedModel(settings.model.name, settings.model.aliases, self._text)])
-        edge_id = f"edge-{secrets.token_hex(8)}"
-        signer = EnvelopeSigner(edge_id, () if keyring is None else keyring.envelope_keys)
-        self.driver = _driver(settings, edge_id, signer)
+        self._edge_id = f"edge-{secrets.token_hex(8)}"
+        signer = EnvelopeSigner(self._edge_id, () if keyring is None else keyring.envelope_keys)
+        self.driver = _driver(settings, self._edge_id, signer)
         self._key_users: list[Callable[[Keyring], None]] = [
             lambda keys: self._authentication.authenticator.use(keys.principals, keys.ends_s),
             lambda keys: signer.use(keys.envelope_keys),
             lambda keys: lineages.tokens.use(keys.lineage_keys),
+            lambda keys: self._seals.use(keys.lineage_keys),
         ]
         limits = settings.limits
         admission = Admission(
@@ -104,8 +110,9 @@ class Edge:
         )
         metrics.registry.register(LimitMetrics(admission))
         metrics.registry.register(KvMetrics(self.driver.fleet))
-        parts = Parts(identities, admission, catalogue, self.driver, limits, metrics, recent)
-        application = make_application(parts, metadata.version("kinroute"))
+        self._seals = Seals((_key_of_this_start(),) if keyring is None else keyring.lineage_keys)
+        self._parts = Parts(identities, admission, catalogue, self.driver, limits, metrics, recent)
+        application = make_application(self._parts, metadata.version("kinroute"))
         admin = Admin(self.driver, admission, recent, metrics)
         self._http_socket = bind(settings.listen.http, "listen.http")
         self._admin_socket = bind(settings.listen.admin, "listen.admin")
@@ -122,7 +129,11 @@ class Edge:
 
     async def serve(self, stop: asyncio.Event, say: Say) -> None:
         """Until `stop` is set; then no new connection is taken, and answers go on for the drain timeout at most."""
-        say({"event": "listening", "http": self.http_address, "admin": self.admin_address})
+        listening = {"event": "listening", "http": self.http_address, "admin": self.admin_address}
+        grpc_server = await self._start_grpc()
+        if grpc_server is not None:
+            listening["grpc"] = grpc_server.address
+        say(listening)
         # All that was built until here lives as long as the process: the collector need not look at it again and again.
         gc.collect()
         gc.freeze()
@@ -137,6 +148,8 @@ class Edge:
             await stop.wait()
             announcing.cancel()
             self._http.should_exit = True
+            if grpc_server is not None:
+                await grpc_server.stop(self._settings.drain_timeout_s)
             await serving
             self._admin.should_exit = True
             await administering
@@ -144,6 +157,17 @@ class Edge:
             for task in keeping:
                 task.cancel()
         self._text.close()
+
+    async def _start_grpc(self) -> GrpcServer | None:
+        """None where it is not configured. Raises SettingsError."""
+        address = self._settings.listen.grpc
+        if address is None:
+            return None
+        server = GrpcServer(
+            self._parts, self._seals, dial, instance_id=self._edge_id, version=metadata.version("kinroute")
+        )
+        await server.start(address, _credentials(self._settings.listen.tls))
+        return server
 
     async def _announce_ready(self, say: Say) -> None:
         while not self.driver.model_ready:  # noqa: ASYNC110 - once a start; the fleet has no waiters
@@ -169,6 +193,23 @@ async def _until_signalled(edge: Edge) -> None:
 def _say(news: dict[str, str]) -> None:
     sys.stdout.write(json.dumps(news) + "\n")
     sys.stdout.flush()
+
+
+def _credentials(tls: Tls | None) -> grpc.ServerCredentials | None:
+    """Raises SettingsError."""
+    if tls is None:
+        return None
+    try:
+        pair = tls.key_file.read_bytes(), tls.certificate_file.read_bytes()
+    except OSError as error:
+        raise SettingsError(
+            f"listen.tls names {tls.certificate_file} and {tls.key_file}: they cannot be used ({error.strerror})."
+        ) from error
+    return grpc.ssl_server_credentials([pair])
+
+
+def _key_of_this_start() -> Key:
+    return Key("start", secrets.token_bytes(32))
 
 
 def _lineages(settings: EdgeSettings, keyring: Keyring | None) -> Lineages:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import grpc
+
 MAX_MESSAGE_BYTES = 64 << 20
 CHANNEL_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -18,6 +20,11 @@ CHANNEL_OPTIONS = (
 )
 CONNECT_DEADLINE_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+
+
+def dial(address: str) -> grpc.aio.Channel:
+    """A channel of its own to a worker."""
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
 
 
 class Pauses:
