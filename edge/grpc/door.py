@@ -133,7 +133,7 @@ class Door:
     async def _enter(
         self, pairs: Pairs, known: list[Principal], context: Context, request: Any, method: Method
     ) -> None:
-        identified = self._identities.identify((name, value) for name, value in pairs if isinstance(value, str))
+        identified = await self._identities.identify((name, value) for name, value in pairs if isinstance(value, str))
         known.append(identified.principal)
         try:
             metadata = read_metadata(pairs)
