@@ -12,13 +12,16 @@ from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
-import grpc
+import structlog
 import uvloop
 
+from configuration.grpc_tls import server_credentials
 from configuration.reading import SettingsError
+from configuration.tls import Watch
 from edge.audit import Audit
 from edge.authentication import Authentication
-from edge.channels import dial
+from edge.certificates import Certificates
+from edge.channels import Channels
 from edge.core.admission import Admission, AdmissionLimits
 from edge.core.fleet import Fleet
 from edge.core.headers import HeaderFamilies, HeaderNames
@@ -48,7 +51,7 @@ from edge.kv_metrics import KvMetrics
 from edge.legs import Connection
 from edge.limit_metrics import LimitMetrics
 from edge.serving import Server, bind, bound_address
-from edge.settings import EdgeSettings, Tls
+from edge.settings import EdgeSettings
 from edge.signing import EnvelopeSigner
 from edge.telemetry import Metrics, configure_logs
 from edge.tokenizing.folder import FolderError
@@ -62,6 +65,7 @@ BAD_CONFIGURATION = 78
 READY_POLL_S = 0.05
 ADMIN_DRAIN_S = 1.0
 Say = Callable[[dict[str, str]], None]
+log = structlog.get_logger()
 
 
 def run_edge(settings: EdgeSettings) -> int:
@@ -81,6 +85,7 @@ class Edge:
 
     def __init__(self, settings: EdgeSettings) -> None:
         self._settings = settings
+        self._certificates = certificates = Certificates.read(settings)
         self._keys = None if settings.keys_file is None else _watched_keys(settings.keys_file)
         keyring = None if self._keys is None else self._keys.value
         metrics, recent = Metrics(), RecentRequests()
@@ -89,9 +94,10 @@ class Edge:
         identities = _identities(self._authentication, lineages, Audit(metrics.registry))
         self._text = TextModel.load(settings.model.path)
         catalogue = Catalogue([ServedModel(settings.model.name, settings.model.aliases, self._text)])
+        self._channels = Channels(certificates.workers)
         self._edge_id = f"edge-{secrets.token_hex(8)}"
         signer = EnvelopeSigner(self._edge_id, () if keyring is None else keyring.envelope_keys)
-        self.driver = _driver(settings, self._edge_id, signer)
+        self.driver = _driver(settings, self._edge_id, signer, self._channels)
         self._key_users: list[Callable[[Keyring], None]] = [
             lambda keys: self._authentication.authenticator.use(keys.principals, keys.ends_s),
             lambda keys: signer.use(keys.envelope_keys),
@@ -113,11 +119,13 @@ class Edge:
         self._seals = Seals((_key_of_this_start(),) if keyring is None else keyring.lineage_keys)
         self._parts = Parts(identities, admission, catalogue, self.driver, limits, metrics, recent)
         application = make_application(self._parts, metadata.version("kinroute"))
-        admin = Admin(self.driver, admission, recent, metrics)
-        self._http_socket = bind(settings.listen.http, "listen.http")
-        self._admin_socket = bind(settings.listen.admin, "listen.admin")
-        self._http = Server(application, limits, drain_s=settings.drain_timeout_s, tls=settings.listen.tls)
-        self._admin = Server(admin, limits, drain_s=ADMIN_DRAIN_S)
+        listen = settings.listen
+        operators = None if listen.admin.listener.is_loopback else identities
+        admin = Admin(self.driver, admission, recent, metrics, operators)
+        self._http_socket = bind(listen.http, "listen.http")
+        self._admin_socket = bind(listen.admin.address, "listen.admin")
+        self._http = Server(application, limits, drain_s=settings.drain_timeout_s, tls=certificates.callers)
+        self._admin = Server(admin, limits, drain_s=ADMIN_DRAIN_S, tls=certificates.admin, certificate_optional=True)
 
     @property
     def http_address(self) -> str:
@@ -133,7 +141,10 @@ class Edge:
         grpc_server = await self._start_grpc()
         if grpc_server is not None:
             listening["grpc"] = grpc_server.address
+        for warning in self._settings.listen.warnings:
+            log.warning(warning)
         say(listening)
+        watch = Watch(self._certificates.all)
         # All that was built until here lives as long as the process: the collector need not look at it again and again.
         gc.collect()
         gc.freeze()
@@ -156,6 +167,7 @@ class Edge:
             driving.cancel()
             for task in keeping:
                 task.cancel()
+        watch.close()
         self._text.close()
 
     async def _start_grpc(self) -> GrpcServer | None:
@@ -164,9 +176,14 @@ class Edge:
         if address is None:
             return None
         server = GrpcServer(
-            self._parts, self._seals, dial, instance_id=self._edge_id, version=metadata.version("kinroute")
+            self._parts,
+            self._seals,
+            self._channels.open,
+            instance_id=self._edge_id,
+            version=metadata.version("kinroute"),
         )
-        await server.start(address, _credentials(self._settings.listen.tls))
+        tls = self._certificates.callers
+        await server.start(address, None if tls is None else server_credentials(tls))
         return server
 
     async def _announce_ready(self, say: Say) -> None:
@@ -193,19 +210,6 @@ async def _until_signalled(edge: Edge) -> None:
 def _say(news: dict[str, str]) -> None:
     sys.stdout.write(json.dumps(news) + "\n")
     sys.stdout.flush()
-
-
-def _credentials(tls: Tls | None) -> grpc.ServerCredentials | None:
-    """Raises SettingsError."""
-    if tls is None:
-        return None
-    try:
-        pair = tls.key_file.read_bytes(), tls.certificate_file.read_bytes()
-    except OSError as error:
-        raise SettingsError(
-            f"listen.tls names {tls.certificate_file} and {tls.key_file}: they cannot be used ({error.strerror})."
-        ) from error
-    return grpc.ssl_server_credentials([pair])
 
 
 def _key_of_this_start() -> Key:
@@ -237,7 +241,8 @@ def _watched_keys(file: Path) -> WatchedFile[Keyring]:
 
 
 def _authentication(settings: EdgeSettings, keyring: Keyring | None) -> Authentication:
-    anonymous = Principal("default", "anonymous", frozenset({Scope.AFFINITY}))
+    scopes = frozenset({Scope.AFFINITY}) if settings.listen.is_loopback else frozenset[Scope]()
+    anonymous = Principal("default", "anonymous", scopes)
     return Authentication(
         settings.auth.jwt,
         {} if keyring is None else keyring.principals,
@@ -252,7 +257,7 @@ def _identities(authentication: Authentication, lineages: Lineages, audit: Audit
     )
 
 
-def _driver(settings: EdgeSettings, edge_id: str, signer: EnvelopeSigner) -> Driver:
+def _driver(settings: EdgeSettings, edge_id: str, signer: EnvelopeSigner, channels: Channels) -> Driver:
     router = settings.router
     fleet = Fleet(
         settings.context_servers or settings.generation_servers,
@@ -269,9 +274,9 @@ def _driver(settings: EdgeSettings, edge_id: str, signer: EnvelopeSigner) -> Dri
     )
     connections: list[Connection] = []
     for worker_id in fleet.workers:
-        openengine = OpenEngineWorker(worker_id, settings.model.name, fleet, signer)
+        openengine = OpenEngineWorker(worker_id, settings.model.name, fleet, signer, channels)
         if settings.worker_protocol == "openengine":
             connections.append(openengine)
         else:
-            connections.append(EitherWorker(WorkerLink(worker_id, edge_id, fleet, signer), openengine))
+            connections.append(EitherWorker(WorkerLink(worker_id, edge_id, fleet, signer, channels), openengine))
     return Driver(fleet, Router(config, fleet), connections)

@@ -22,7 +22,7 @@ class Audit(Collector):
         registry.register(self)
 
     def refused(self, what: str, reason: str, *, tenant: str = "", key_id: str = "") -> None:
-        """`what`: `credential`, `hint`, `token`. `key_id` names a key and is none."""
+        """`what`: `credential`, `hint`, `token`, `control`. `key_id` names a key and is none."""
         self._refused[what, reason] += 1
         log.warning("refused", audit=what, reason=reason, tenant=tenant, key_id=key_id)
 

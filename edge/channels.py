@@ -6,8 +6,10 @@ import random
 
 import grpc
 
+from configuration.tls import ClientMaterial, Kept
+
 MAX_MESSAGE_BYTES = 64 << 20
-CHANNEL_OPTIONS = (
+CHANNEL_OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", 30_000),
@@ -22,9 +24,26 @@ CONNECT_DEADLINE_S = 10.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 
 
-def dial(address: str) -> grpc.aio.Channel:
-    """A channel of its own to a worker."""
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+class Channels:
+    """Opens channels: over TLS where there are certificates, with what they are now."""
+
+    def __init__(self, tls: Kept[ClientMaterial] | None = None) -> None:
+        self._tls = tls
+
+    @property
+    def material(self) -> ClientMaterial | None:
+        """Another one once certificates have changed: a channel keeps those with which it was opened."""
+        return None if self._tls is None else self._tls.current
+
+    def open(self, address: str) -> grpc.aio.Channel:
+        tls = self.material
+        if tls is None:
+            return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        options = CHANNEL_OPTIONS
+        if tls.server_name is not None:
+            options = (*options, ("grpc.ssl_target_name_override", tls.server_name))
+        credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
+        return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 class Pauses:

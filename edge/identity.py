@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from edge.audit import Audit
 from edge.core.auth import Authenticator, UnknownKeyId
-from edge.core.errors import EdgeError
+from edge.core.errors import Code, EdgeError
 from edge.core.headers import HeaderFamilies, fold, naming
 from edge.core.lineage import Believed, Lineages
-from edge.core.types import Principal
+from edge.core.types import Principal, Scope
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +64,15 @@ class Identities:
             self._audit.refused("credential", error.reason)
             raise
         return Identified(principal, headers)
+
+    async def require_operator(self, raw: Iterable[tuple[str, str]]) -> Identified:
+        """The caller, where it has the scope `operator`."""
+        caller = await self.identify(raw)
+        principal = caller.principal
+        if not principal.may(Scope.OPERATOR):
+            self._audit.refused("control", "no_scope", tenant=principal.tenant, key_id=principal.key_id)
+            raise EdgeError(Code.FORBIDDEN, "This needs the scope `operator`.", reason="no_scope")
+        return caller
 
     def lineage(
         self,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import ssl
 from collections.abc import Iterator
 from typing import Any, cast
 
 import uvicorn
 
+from configuration.addresses import split_address
 from configuration.reading import SettingsError
+from configuration.tls import Kept, ServerMaterial, renewing_context
 from edge.http.asgi import App
 from edge.http.protocol import Guards, protocol_with
-from edge.settings import Limits, Tls, split_address
+from edge.settings import Limits
 
 BACKLOG = 2048
 
@@ -43,9 +44,20 @@ def bound_address(listener: socket.socket) -> str:
 
 
 class Server(uvicorn.Server):
-    """Serves `app` until `should_exit` is set, then lets answers go on for `drain_s` at most."""
+    """Serves `app` until `should_exit` is set, then lets answers go on for `drain_s` at most.
 
-    def __init__(self, app: App, limits: Limits, *, drain_s: float, tls: Tls | None = None) -> None:
+    `certificate_optional`: callers that present none are served too, without CERTIFIED in their scope's extensions.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        limits: Limits,
+        *,
+        drain_s: float,
+        tls: Kept[ServerMaterial] | None = None,
+        certificate_optional: bool = False,
+    ) -> None:
         guards = Guards(
             limits.connections,
             limits.header_bytes,
@@ -66,14 +78,10 @@ class Server(uvicorn.Server):
             proxy_headers=False,
             timeout_keep_alive=int(limits.keep_alive_timeout_s),
             timeout_graceful_shutdown=int(drain_s),
-            ssl_certfile=None if tls is None else str(tls.certificate_file),
-            ssl_keyfile=None if tls is None else str(tls.key_file),
         )
-        try:
-            config.load()
-        except (OSError, ssl.SSLError) as error:
-            files = "" if tls is None else f"{tls.certificate_file} and {tls.key_file}"
-            raise SettingsError(f"listen.tls names {files}: they cannot be used ({error.strerror}).") from error
+        config.load()
+        if tls is not None:
+            config.ssl = renewing_context(tls, certificate_optional=certificate_optional)
         super().__init__(config)
 
     @contextlib.contextmanager

@@ -6,7 +6,6 @@ Values are read as YAML. This module is the only reader of either; secrets stand
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from collections.abc import Mapping
@@ -16,8 +15,11 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
+from configuration.addresses import AddressText, is_loopback, split_address
+from configuration.listening import AdminListen, AdminSetting, Listener
 from configuration.reading import Section, SettingsError, read_settings
 from configuration.sizes import Bytes
+from configuration.tls import ClientTls, ServerTls
 from edge.core.headers import HeaderNames, fold_name, is_internal
 from edge.core.jwt_keys import ALGORITHMS, ASYMMETRIC, SECRET_BYTES
 from edge.core.kv_index import least_bytes
@@ -26,26 +28,6 @@ from edge.core.types import Scope
 from enginelink.retention import DEFAULT_PRIORITY, MAX_DURATION_MS, MAX_PRIORITY
 
 PREFIX = "KINROUTE_EDGE_"
-
-
-def split_address(text: str) -> tuple[str, int]:
-    """`host:port`, an IPv6 host in brackets. Raises ValueError, saying what is allowed."""
-    host, separator, port = text.rpartition(":")
-    if not separator or not host or not port.isascii() or not port.isdecimal() or int(port) > 65535:
-        raise ValueError("must be host:port, such as 127.0.0.1:8000 or [::1]:8000")
-    return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _address(text: str) -> str:
-    split_address(text)
-    return text
 
 
 def _header_name(text: str) -> str:
@@ -60,7 +42,6 @@ def _header_name(text: str) -> str:
 _NAMES = HeaderNames()
 _NO_IDS = {"authorization", "connection", "content-length", "content-type", "cookie", "host", "x-api-key"}
 HeaderName = Annotated[str, AfterValidator(_header_name)]
-AddressText = Annotated[str, AfterValidator(_address)]
 Seconds = Annotated[float, Field(gt=0.0)]
 Count = Annotated[int, Field(ge=1)]
 Algorithm = Literal[
@@ -69,27 +50,43 @@ Algorithm = Literal[
 ClaimPath = Annotated[str, Field(min_length=1)]
 
 
-class Tls(Section):
-    """PEM files of the HTTP listener."""
-
-    certificate_file: Path
-    key_file: Path
-
-
 class Listen(Section):
     """`http` serves callers, `grpc` those that speak OpenEngine, where it is set; `admin` probes, metrics and control
     calls. Port 0 takes a free one.
 
-    `allow_anonymous`: serve whoever reaches a loopback `http` or `grpc`, without a key. `allow_plaintext`: an address
-    of theirs that is not loopback is refused without `tls` or this.
+    `allow_anonymous`: serve whoever comes without a key; they have no scope, unless `http` and `grpc` are loopback.
+    `allow_plaintext`: an address of theirs that is not loopback is refused without `tls` or this.
     """
 
     http: AddressText = "127.0.0.1:8000"
     grpc: AddressText | None = None
-    admin: AddressText = "127.0.0.1:8001"
+    admin: AdminSetting = AdminListen(address="127.0.0.1:8001")
     allow_anonymous: bool = False
     allow_plaintext: bool = False
-    tls: Tls | None = None
+    tls: ServerTls | None = None
+
+    @property
+    def callers(self) -> tuple[Listener, ...]:
+        """The listeners that serve callers."""
+        addresses = (("listen.http", self.http), ("listen.grpc", self.grpc))
+        return tuple(
+            Listener(key, address, "listen", self.tls, self.allow_plaintext, "keys and prompts")
+            for key, address in addresses
+            if address is not None
+        )
+
+    @property
+    def is_loopback(self) -> bool:
+        """Only this machine's users are callers."""
+        return all(listener.is_loopback for listener in self.callers)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What an operator should know at the start."""
+        found = [warning for listener in (*self.callers, self.admin.listener) for warning in listener.warnings]
+        if self.allow_anonymous and not self.is_loopback:
+            found.append("listen.allow_anonymous is true: whoever reaches the listeners is served, without a key")
+        return tuple(found)
 
 
 class Model(Section):
@@ -253,8 +250,8 @@ class EdgeSettings(Section):
 
     `context_servers` and `generation_servers`: addresses of workers; one that stands in both does both phases.
     `worker_protocol`: how to speak to them; `enginelink` is `openengine` to an engine that knows nothing else.
-    `cache_isolation`: whose requests may share cached prefixes. `drain_timeout_s`: how long answers may go on after
-    SIGTERM.
+    `worker_tls`: they are dialled over TLS. `cache_isolation`: whose requests may share cached prefixes.
+    `drain_timeout_s`: how long answers may go on after SIGTERM.
     """
 
     listen: Listen = Listen()
@@ -262,6 +259,7 @@ class EdgeSettings(Section):
     context_servers: tuple[AddressText, ...] = ()
     generation_servers: Annotated[tuple[AddressText, ...], Field(min_length=1)]
     worker_protocol: Literal["enginelink", "openengine"] = "enginelink"
+    worker_tls: ClientTls | None = None
     router: Router = Router()
     conditional_disagg_config: ConditionalDisagg = ConditionalDisagg()
     affinity: Affinity = Affinity()
@@ -286,39 +284,22 @@ def load_settings(file: Path | None, environment: Mapping[str, str] = os.environ
 def _require_sense(settings: EdgeSettings) -> None:
     """What one key alone cannot show."""
     listen = settings.listen
-    for key, address in (("listen.http", listen.http), ("listen.grpc", listen.grpc)):
-        if address is None or is_loopback(split_address(address)[0]):
-            continue
-        if listen.tls is None and not listen.allow_plaintext:
-            raise SettingsError(
-                f"{key} is {address!r}, not a loopback address: keys and prompts would travel unencrypted; "
-                "set listen.tls, or listen.allow_plaintext: true if something else protects that network."
-            )
-        if listen.allow_anonymous:
-            raise SettingsError(
-                f"listen.allow_anonymous is true, but {key} is {address!r}, not a loopback address: serve "
-                "loopback, or give callers keys."
-            )
+    for listener in (*listen.callers, listen.admin.listener):
+        listener.require_protection()
     if not listen.allow_anonymous and settings.keys_file is None:
         raise SettingsError(
             "keys_file is missing: it holds the API keys, and the keys under which ids are hashed and lineage is "
-            "signed; nothing is served without. Set it, or listen.allow_anonymous: true on a loopback listener."
-        )
-    admin, _ = split_address(listen.admin)
-    if not is_loopback(admin):
-        raise SettingsError(
-            f"listen.admin is {listen.admin!r}: its control calls ask for no key, so it must be a loopback address."
+            "signed; nothing is served without. Set it, or listen.allow_anonymous: true."
         )
     _require_affinity_sense(settings)
     taken_by: dict[str, str] = {}
-    for key, address in (("http", listen.http), ("grpc", listen.grpc), ("admin", listen.admin)):
-        if address is None or address.endswith(":0"):
+    for listener in (*listen.callers, listen.admin.listener):
+        if listener.address.endswith(":0"):
             continue
-        if address in taken_by:
-            raise SettingsError(
-                f"listen.{taken_by[address]} and listen.{key} are both {address!r}: give each its own port."
-            )
-        taken_by[address] = key
+        if listener.address in taken_by:
+            first = taken_by[listener.address]
+            raise SettingsError(f"{first} and {listener.key} are both {listener.address!r}: give each its own port.")
+        taken_by[listener.address] = listener.key
     taken = {name for name in settings.model.aliases if name == settings.model.name}
     if taken:
         raise SettingsError(f"model.aliases holds {taken.pop()!r}, which is model.name itself.")

@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import structlog
 
-from edge.channels import CHANNEL_OPTIONS, CONNECT_DEADLINE_S, Pauses
+from edge.channels import CONNECT_DEADLINE_S, Channels, Pauses
 from edge.core.errors import Code, EdgeError
 from edge.core.fleet import Fleet
 from edge.core.kv_index import Resume
@@ -64,11 +64,14 @@ class WorkerLink:
     A link that is lost fails its legs at once, and is opened again until `run` is cancelled.
     """
 
-    def __init__(self, worker_id: WorkerId, edge_id: str, fleet: Fleet, signer: EnvelopeSigner) -> None:
+    def __init__(
+        self, worker_id: WorkerId, edge_id: str, fleet: Fleet, signer: EnvelopeSigner, channels: Channels
+    ) -> None:
         self.worker_id = worker_id
         self._edge_id = edge_id
         self._fleet = fleet
         self._signer = signer
+        self._channels = channels
         self._last_handle = 0
         self._listeners: dict[int, LegListener] = {}
         self._outbox = Outbox()
@@ -81,7 +84,7 @@ class WorkerLink:
         told = ""
         while True:
             try:
-                async with grpc.aio.insecure_channel(self.worker_id, options=CHANNEL_OPTIONS) as channel:
+                async with self._channels.open(self.worker_id) as channel:
                     await self._serve(channel)
             except grpc.aio.AioRpcError as error:
                 why = error.details() or error.code().name

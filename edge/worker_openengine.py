@@ -8,7 +8,8 @@ import itertools
 import grpc
 import structlog
 
-from edge.channels import CHANNEL_OPTIONS, CONNECT_DEADLINE_S, Pauses
+from configuration.tls import ClientMaterial
+from edge.channels import CONNECT_DEADLINE_S, Channels, Pauses
 from edge.core.errors import Code, EdgeError
 from edge.core.fleet import Fleet
 from edge.core.life_events import Phase
@@ -50,11 +51,14 @@ class _NotFollowed(Exception):
 class OpenEngineWorker:
     """Polls the engine's health and load; each leg is a task that `run` owns."""
 
-    def __init__(self, worker_id: WorkerId, model: str, fleet: Fleet, signer: EnvelopeSigner) -> None:
+    def __init__(
+        self, worker_id: WorkerId, model: str, fleet: Fleet, signer: EnvelopeSigner, channels: Channels
+    ) -> None:
         self.worker_id = worker_id
         self._model = model
         self._fleet = fleet
         self._signer = signer
+        self._channels = channels
         self._handles = itertools.count(1)
         self._legs: dict[int, asyncio.Task[None]] = {}
         self._sessions: dict[int, bytes] = {}
@@ -64,35 +68,42 @@ class OpenEngineWorker:
         self._instance_id = ""
 
     async def run(self) -> None:
-        async with (
-            grpc.aio.insecure_channel(self.worker_id, options=CHANNEL_OPTIONS) as channel,
-            asyncio.TaskGroup() as tasks,
-        ):
+        async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            self._inference = service_pb2_grpc.InferenceStub(channel)
-            self._control = service_pb2_grpc.ControlStub(channel)
-            tasks.create_task(self._follow_kv(self._control))
-            pauses = Pauses()
-            told = ""
             while True:
-                try:
-                    await self._poll(self._control)
-                    why = ""
-                except grpc.aio.AioRpcError as error:
-                    why = error.details() or error.code().name
-                except TimeoutError:
-                    why = "no answer"
-                except _NotUsable as fault:
-                    why = str(fault)
-                if why:
-                    self._fleet.lost(self.worker_id)
-                    if why != told:
-                        log.warning("a worker cannot be used", worker=self.worker_id, why=why)
-                    await asyncio.sleep(pauses.next_s())
-                else:
-                    pauses.reset()
-                    await asyncio.sleep(POLL_EVERY_S)
-                told = why
+                material = self._channels.material
+                async with self._channels.open(self.worker_id) as channel:
+                    self._inference = service_pb2_grpc.InferenceStub(channel)
+                    self._control = service_pb2_grpc.ControlStub(channel)
+                    following = tasks.create_task(self._follow_kv(self._control))
+                    await self._poll_while(self._control, material)
+                    following.cancel()
+
+    async def _poll_while(self, control: service_pb2_grpc.ControlStub, material: ClientMaterial | None) -> None:
+        """Until the engine is lost, nothing runs there, and `material` is not what channels are opened with now."""
+        pauses = Pauses()
+        told = ""
+        while True:
+            try:
+                await self._poll(control)
+                why = ""
+            except grpc.aio.AioRpcError as error:
+                why = error.details() or error.code().name
+            except TimeoutError:
+                why = "no answer"
+            except _NotUsable as fault:
+                why = str(fault)
+            if why:
+                self._fleet.lost(self.worker_id)
+                if why != told:
+                    log.warning("a worker cannot be used", worker=self.worker_id, why=why)
+                if material is not self._channels.material and not self._legs:
+                    return
+                await asyncio.sleep(pauses.next_s())
+            else:
+                pauses.reset()
+                await asyncio.sleep(POLL_EVERY_S)
+            told = why
 
     async def _poll(self, control: service_pb2_grpc.ControlStub) -> None:
         """Brings the fleet up to date, or raises."""

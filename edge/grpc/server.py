@@ -6,6 +6,7 @@ import asyncio
 
 import grpc
 
+from configuration.addresses import split_address
 from configuration.reading import SettingsError
 from edge.core.seals import Seals
 from edge.driver import Driver
@@ -15,7 +16,7 @@ from edge.grpc.inference import Inference
 from edge.grpc.kv_events import Dial, KvEvents
 from edge.grpc.requests import Requests
 from edge.http.route import Parts
-from edge.settings import Limits, split_address
+from edge.settings import Limits
 from enginelink.standard_services import Health, add_standard_services
 from openengine.v1 import service_pb2
 

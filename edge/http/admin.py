@@ -1,6 +1,6 @@
 """The admin listener, as a plain ASGI application.
 
-GET /live  /ready  /metrics
+GET /live  /ready  /health  /metrics
 GET /kinroute/v1/workers     every worker as this edge knows it
 GET /kinroute/v1/requests    the last requests with their route receipts, newest first
 GET /kinroute/v1/leaks       what is held; nothing must be when nothing runs
@@ -17,17 +17,30 @@ from prometheus_client import generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from edge.core.admission import Admission
+from edge.core.errors import EdgeError
 from edge.driver import Driver
-from edge.http.asgi import Receive, Scope, Send, respond
+from edge.http.asgi import CERTIFIED, Receive, Scope, Send, raw_headers, respond
 from edge.http.recent import RecentRequests
+from edge.identity import Identities
 from edge.telemetry import Metrics
 
 TEXT = b"text/plain; charset=utf-8"
+PROBES = ("/live", "/ready", "/health", "/metrics")
 _Reply = tuple[int, bytes, bytes]
 
 
 class Admin:
-    def __init__(self, driver: Driver, admission: Admission, recent: RecentRequests, metrics: Metrics) -> None:
+    """`operators`: who may call what is no probe, beside callers with a certificate; None: whoever reaches it."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        admission: Admission,
+        recent: RecentRequests,
+        metrics: Metrics,
+        operators: Identities | None = None,
+    ) -> None:
+        self._operators = operators
         self._driver = driver
         self._admission = admission
         self._recent = recent
@@ -45,15 +58,21 @@ class Admin:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        status, kind, body = self._answer(scope["method"], scope["path"])
+        status, kind, body = await self._answer(scope)
         await respond(send, status, [(b"content-type", kind)], b"" if scope["method"] == "HEAD" else body)
 
-    def _answer(self, method: str, path: str) -> _Reply:
+    async def _answer(self, scope: Scope) -> _Reply:
+        method, path = scope["method"], scope["path"]
         page = self._pages.get(path)
         if page is None:
             return _json(404, {"error": f"no {path[:200]} here"})
         if method not in ("GET", "HEAD"):
             return _json(405, {"error": f"{path} answers GET"})
+        if path not in PROBES and self._operators is not None and CERTIFIED not in scope.get("extensions", {}):
+            try:
+                await self._operators.require_operator(raw_headers(scope))
+            except EdgeError as error:
+                return _json(error.status, {"error": error.message})
         return page()
 
     def _ready(self) -> _Reply:

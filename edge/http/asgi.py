@@ -17,6 +17,9 @@ Headers: TypeAlias = list[tuple[bytes, bytes]]
 ABORT = "kinroute.abort"
 """Key of `scope["extensions"]`: a callable that ends the connection at once, without flushing it."""
 
+CERTIFIED = "kinroute.certified"
+"""Key of `scope["extensions"]` where the caller has shown a certificate that `tls.client_ca_file` vouches for."""
+
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 
 

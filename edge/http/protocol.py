@@ -10,7 +10,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from edge.core.errors import Code, EdgeError
-from edge.http.asgi import ABORT
+from edge.http.asgi import ABORT, CERTIFIED
 from edge.http.errors import openai_error
 
 BAD_REQUEST = 400
@@ -78,7 +78,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        cast("dict[str, Any]", self.scope)["extensions"] = {ABORT: self.transport.abort}
+        extensions: dict[str, Any] = {ABORT: self.transport.abort}
+        if self.transport.get_extra_info("peercert"):
+            extensions[CERTIFIED] = {}
+        cast("dict[str, Any]", self.scope)["extensions"] = extensions
         self._in_headers = True
         self._header_bytes = 0
         if self._reading is None:

@@ -15,6 +15,7 @@ from typing import Literal
 import grpc
 
 from bench.fake_engine import answer_token
+from edge.channels import Channels
 from edge.core.errors import EdgeError
 from edge.core.fleet import Fleet
 from edge.core.lifecycle import Deadlines
@@ -111,8 +112,8 @@ def answer_to(turn: Turn) -> list[int]:
 
 def connection(address: str, protocol: Protocol, fleet: Fleet) -> Connection:
     worker_id, signer = WorkerId(address), EnvelopeSigner("edge-under-test", ())
-    link = WorkerLink(worker_id, "edge-under-test", fleet, signer)
-    openengine = OpenEngineWorker(worker_id, "fake", fleet, signer)
+    link = WorkerLink(worker_id, "edge-under-test", fleet, signer, Channels())
+    openengine = OpenEngineWorker(worker_id, "fake", fleet, signer, Channels())
     match protocol:
         case "enginelink":
             return link

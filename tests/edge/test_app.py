@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import ipaddress
 import json
 import signal
 import ssl
@@ -22,13 +20,10 @@ import jwt
 import openai
 import pytest
 import yaml
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from bench.fake_engine import answer_token
 from edge.keyring import Keyring
+from tests.certificates import Authority
 from tests.edge.http.harness import make_text_folder
 
 DEADLINE_S = 20.0
@@ -192,35 +187,12 @@ def test_anonymous_callers_are_served_where_the_configuration_says_so(tmp_path: 
         assert with_key.status_code == 401, "a wrong key is still wrong"
 
 
-def make_certificate(folder: Path) -> dict[str, str]:
-    """A self-signed certificate for 127.0.0.1, as `listen.tls` names it."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    (folder / "certificate.pem").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    (folder / "key.pem").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return {"certificate_file": str(folder / "certificate.pem"), "key_file": str(folder / "key.pem")}
-
-
 def test_callers_are_served_over_tls(tmp_path: Path, workers: tuple[str, str]) -> None:
-    tls = make_certificate(tmp_path)
-    listen = {"http": "127.0.0.1:0", "admin": "127.0.0.1:0", "tls": tls}
+    authority = Authority(tmp_path)
+    listen = {"http": "127.0.0.1:0", "admin": "127.0.0.1:0", "tls": authority.issue("edge").files}
     with edge_of(tmp_path, [workers[0]], [workers[1]], listen=listen) as edge:
         heard(edge.process)
-        context = ssl.create_default_context(cafile=tls["certificate_file"])
+        context = ssl.create_default_context(cafile=authority.file)
         with httpx.Client(verify=context, headers={"authorization": f"Bearer {edge.key}"}) as client:
             url = edge.url.replace("http:", "https:")
             response = client.post(f"{url}/v1/completions", json={"model": "tiny", "prompt": "Hi", "max_tokens": 3})
@@ -240,7 +212,7 @@ def test_callers_are_served_over_tls(tmp_path: Path, workers: tuple[str, str]) -
                     "tls": {"certificate_file": "/c", "key_file": "/k"},
                 }
             },
-            "listen.tls",
+            "listen.tls.certificate_file is '/c': it cannot be read",
         ),
         ({"listen": {"http": "192.0.2.1:1", "allow_plaintext": True}}, "listen.http is '192.0.2.1:1': cannot listen"),
     ],

@@ -50,7 +50,7 @@ def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
     settings = load_settings(write(tmp_path, GOOD | {"listen": {"admin": "127.0.0.1:9001"}}), environment)
 
     assert settings.listen.http == "127.0.0.1:9000"
-    assert settings.listen.admin == "127.0.0.1:9001"
+    assert settings.listen.admin.address == "127.0.0.1:9001"
     assert settings.context_servers == ("127.0.0.1:1", "127.0.0.1:2")
 
 
@@ -90,11 +90,11 @@ def test_the_environment_alone_is_enough() -> None:
         ({"model": {"name": "m"}}, "KINROUTE_EDGE_MODEL__PATH"),
         ({"model": {"name": "m", "aliases": ["m"], "path": "/m"}}, "model.aliases holds 'm'"),
         ({"listen": {"http": "0.0.0.0:8000"}}, "listen.allow_plaintext"),
-        (
-            {"listen": {"http": "0.0.0.0:8000", "allow_plaintext": True, "allow_anonymous": True}},
-            "listen.allow_anonymous is true",
-        ),
-        ({"listen": {"admin": "0.0.0.0:8001"}}, "must be a loopback address"),
+        ({"listen": {"admin": "0.0.0.0:8001"}}, "listen.admin is '0.0.0.0:8001', not a loopback address"),
+        ({"listen": {"admin": "0.0.0.0:8001"}}, "set listen.admin.tls, or listen.admin.allow_plaintext: true"),
+        ({"listen": {"admin": "8001"}}, "listen.admin.address is '8001'"),
+        ({"listen": {"admin": {"adress": "127.0.0.1:1"}}}, "did you mean address?"),
+        ({"worker_tls": {}}, "worker_tls.ca_file is missing"),
         ({"listen": {"http": "127.0.0.1:80", "admin": "127.0.0.1:80"}}, "give each its own port"),
     ],
 )
@@ -108,11 +108,37 @@ def test_a_wrong_value_names_itself_and_what_is_allowed(tmp_path: Path, values: 
         {"http": "0.0.0.0:8000", "allow_plaintext": True},
         {"http": "10.0.0.1:8000", "tls": {"certificate_file": "/c", "key_file": "/k"}},
         {"http": "[::1]:8000"},
+        {"http": "0.0.0.0:8000", "allow_plaintext": True, "allow_anonymous": True},
+        {"http": "127.0.0.1:1", "admin": {"address": "0.0.0.0:2", "allow_plaintext": True}},
+        {"http": "127.0.0.1:1", "admin": {"address": "0.0.0.0:2", "tls": {"certificate_file": "/c", "key_file": "/k"}}},
         {"http": "localhost:8000", "allow_anonymous": True},
     ],
 )
 def test_a_listener_that_is_protected_may_start(tmp_path: Path, listen: dict[str, Any]) -> None:
     assert load_settings(write(tmp_path, GOOD | {"listen": listen}), {}).listen.http == listen["http"]
+
+
+def warnings(folder: Path, listen: dict[str, Any]) -> str:
+    return " ".join(load_settings(write(folder, GOOD | {"listen": listen}), {}).listen.warnings)
+
+
+def test_what_is_left_open_is_warned_of(tmp_path: Path) -> None:
+    tls = {"certificate_file": "/c", "key_file": "/k"}
+
+    assert warnings(tmp_path, {"allow_anonymous": True, "allow_plaintext": True}) == "", "loopback is this machine's"
+    assert warnings(tmp_path, {"http": "0.0.0.0:1", "tls": tls}) == ""
+    assert "listen.http is '0.0.0.0:1', without TLS" in warnings(
+        tmp_path, {"http": "0.0.0.0:1", "allow_plaintext": True}
+    )
+    assert "listen.grpc is '0.0.0.0:1', without TLS" in warnings(
+        tmp_path, {"grpc": "0.0.0.0:1", "allow_plaintext": True}
+    )
+    assert "listen.allow_anonymous is true" in warnings(
+        tmp_path, {"http": "0.0.0.0:1", "tls": tls, "allow_anonymous": True}
+    )
+    assert "listen.admin is '0.0.0.0:1', without TLS" in warnings(
+        tmp_path, {"admin": {"address": "0.0.0.0:1", "allow_plaintext": True}}
+    )
 
 
 def test_a_file_that_cannot_be_used_is_named(tmp_path: Path) -> None:

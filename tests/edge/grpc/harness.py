@@ -19,7 +19,7 @@ import uvloop
 from google.protobuf import struct_pb2
 
 from edge.audit import Audit
-from edge.channels import dial
+from edge.channels import Channels
 from edge.core.admission import Admission, AdmissionLimits
 from edge.core.auth import Authenticator
 from edge.core.fleet import Fleet
@@ -253,7 +253,7 @@ def front_end(
     async def serve() -> None:
         stop = asyncio.Event()
         server = GrpcServer(
-            parts, seals or Seals((Key("k", b"k" * 32),)), dial, instance_id="edge-test", version=VERSION
+            parts, seals or Seals((Key("k", b"k" * 32),)), Channels().open, instance_id="edge-test", version=VERSION
         )
         await server.start("127.0.0.1:0")
         started.update(loop=asyncio.get_running_loop(), stop=stop, address=server.address)
