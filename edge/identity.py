@@ -16,10 +16,11 @@ from edge.core.types import Principal, Scope
 
 @dataclass(frozen=True, slots=True)
 class Identified:
-    """`headers`: folded, internal ones dropped."""
+    """`headers`: folded, internal ones dropped. `tenant_tag`: the tenant as workers see it."""
 
     principal: Principal
     headers: Mapping[str, str]
+    tenant_tag: bytes = b""
 
 
 Seek = Callable[[str], Awaitable[bool]]
@@ -63,7 +64,7 @@ class Identities:
         except EdgeError as error:
             self._audit.refused("credential", error.reason)
             raise
-        return Identified(principal, headers)
+        return Identified(principal, headers, self._lineages.namespace.tenant_tag(principal.tenant))
 
     async def require_operator(self, raw: Iterable[tuple[str, str]]) -> Identified:
         """The caller, where it has the scope `operator`."""

@@ -46,6 +46,7 @@ class LegOrder:
     lineage: Lineage
     tenant: str
     cache_salt: str
+    tenant_tag: bytes = b""
     kv_session: bytes = b""
     resumed_tokens: int = 0
     traceparent: str = ""
@@ -70,6 +71,7 @@ def order_of(
         lineage=turn.lineage,
         tenant=turn.principal.tenant,
         cache_salt=turn.cache_salt.hex(),
+        tenant_tag=turn.tenant_tag,
         kv_session=kv_session,
         resumed_tokens=len(resumed),
         traceparent=turn.traceparent,

@@ -178,6 +178,7 @@ class WorkerLink:
                 response=response_message(order.sampling),
                 kv_session=order.kv_session,
                 cache_salt=order.cache_salt.encode(),
+                tenant_tag=order.tenant_tag,
                 bypass_prefix_cache=order.bypass_prefix_cache,
                 conversation_id=order.lineage.conversation,
                 lineage=self._signer.leg(order, self._instance_id) if order.phase is not Phase.GENERATION else "",

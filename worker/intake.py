@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -31,6 +32,7 @@ REQUEST_TYPES = {
     "generation_only": Phase.GENERATION,
     "context_and_generation": Phase.AGGREGATED,
 }
+TAG_BYTES, MAX_TAG_BYTES = 8, 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,7 @@ class _Leg:
     retention: Retention | None
     resumed_tokens: int = 0
     affinity: Presented | None = None
+    tenant: bytes = b""
 
 
 class Intake:
@@ -81,6 +84,8 @@ class Intake:
             raise invalid(f"token_ids has {len(submit.token_ids)} bytes: 4 for each token")
         if rules.stop_texts(submit.stopping):
             raise unsupported("stopping.conditions has a stop_text: on EngineLink the edge applies them")
+        if len(submit.tenant_tag) > MAX_TAG_BYTES:
+            raise invalid(f"tenant_tag has {len(submit.tenant_tag)} bytes: at most {MAX_TAG_BYTES}")
         leg = _Leg(
             phase=Phase(submit.phase),
             token_ids=np.frombuffer(submit.token_ids, dtype="<i4"),
@@ -92,6 +97,7 @@ class Intake:
             envelope=submit.lineage,
             retention=retention_from(submit.retention) if submit.HasField("retention") else None,
             resumed_tokens=submit.resumed_tokens,
+            tenant=submit.tenant_tag,
         )
         return self._request(key, submit.request_id, submit, leg)
 
@@ -175,6 +181,7 @@ class Intake:
             first_token=self._first_token(leg) if leg.session else None,
             kv_session=leg.session or None,
             retention=leg.retention,
+            tenant=leg.tenant or _tag(lineage.tenant),
         )
 
     def _first_token(self, leg: _Leg) -> int:
@@ -230,6 +237,11 @@ class Intake:
         if request_type:
             return REQUEST_TYPES[request_type]
         return Phase.CONTEXT if self._served.role == "context" else Phase.AGGREGATED
+
+
+def _tag(tenant: str) -> bytes:
+    """Of the tenant that an envelope names: OpenEngine has no other word for it."""
+    return hashlib.sha256(tenant.encode()).digest()[:TAG_BYTES] if tenant else b""
 
 
 def _prompt_hash(leg: _Leg) -> bytes:

@@ -36,6 +36,7 @@ class Lineage:
     parent: str | None = None
     family: str = ""
     turn: str = ""
+    tenant: str = ""
 
 
 NO_LINEAGE = Lineage()
@@ -74,7 +75,7 @@ class Envelopes:
             conversation=conversation,
             prompt_sha256=prompt_hash.hex(),
         )
-        return Lineage(claims.parent or None, claims.family, claims.turn)
+        return Lineage(claims.parent or None, claims.family, claims.turn, claims.tenant)
 
     def returned_turn(self, envelope: str, conversation: str) -> str:
         """The turn of `conversation` that another worker serves, as `envelope` states it. Raises Refused."""

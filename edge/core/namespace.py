@@ -11,6 +11,7 @@ from edge.core.types import ConversationKey, Principal
 Isolation = Literal["tenant", "subject"]
 """Whose cached prefixes, or whose conversations, are one: a tenant's or a subject's."""
 KEY_CHARS = 32
+TAG_BYTES = 8
 
 
 class Namespace:
@@ -40,6 +41,10 @@ class Namespace:
         """Scope of the prefix cache; a caller's own salt only narrows it."""
         owner = (principal.tenant, principal.subject) if self._isolation == "subject" else (principal.tenant,)
         return self._hash(b"salt", *owner, caller_salt)[:16]
+
+    def tenant_tag(self, tenant: str) -> bytes:
+        """By which workers let tenants take turns, and know nothing else of them."""
+        return self._hash(b"tenant", tenant)[:TAG_BYTES]
 
     def _hash(self, purpose: bytes, *parts: str) -> bytes:
         framed = [purpose]

@@ -112,8 +112,9 @@ class StopOptions:
 class Turn:
     """One answer to produce: what every attempt at it has in common.
 
-    `token_ids`: the prompt, packed little-endian uint32, so 4 bytes a token. `retention`: within what its tenant may
-    ask; None is the default priority for all its blocks. `bypass_prefix_cache`: compute the whole prompt.
+    `token_ids`: the prompt, packed little-endian uint32, so 4 bytes a token. `tenant_tag`: by which workers let tenants
+    take turns. `retention`: within what its tenant may ask; None is the default priority for all its blocks.
+    `bypass_prefix_cache`: compute the whole prompt.
     """
 
     turn_id: TurnId
@@ -128,6 +129,7 @@ class Turn:
     tracestate: str = ""
     retention: Retention | None = None
     bypass_prefix_cache: bool = False
+    tenant_tag: bytes = b""
 
     @property
     def prompt_tokens(self) -> int:

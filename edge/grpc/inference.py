@@ -159,6 +159,7 @@ class Inference:
             principal=caller.principal,
             lineage=believed.lineage,
             cache_salt=salt,
+            tenant_tag=caller.identified.tenant_tag,
             traceparent=trace(headers, "traceparent"),
             tracestate=trace(headers, "tracestate"),
             retention=asked.retention,

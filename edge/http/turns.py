@@ -51,6 +51,7 @@ def make_turns(
                     principal=caller.principal,
                     lineage=believed.lineage,
                     cache_salt=cache_salt,
+                    tenant_tag=caller.tenant_tag,
                     traceparent=trace(caller.headers, "traceparent"),
                     tracestate=trace(caller.headers, "tracestate"),
                     retention=options.retention,

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
+from typing import Any, cast
 
+import grpc
 import pytest
 
+from bench.fake_engine import FakeEngine, Link, Options
+from bench.fake_openengine import FakeControl
+from bench.fake_worker import FakeLink
+from edge.core.fleet import Fleet
+from edge.core.life_events import Phase
 from edge.core.types import WorkerId
+from edge.legs import order_of
 from edge.worker_link import MAX_HANDLE, WorkerLink
-from tests.edge.fakes import Heard, Protocol, answer_to, fake_worker, linked_driver, make_turn, until
+from enginelink.v1 import link_pb2, link_pb2_grpc
+from openengine.v1 import service_pb2_grpc
+from tests.edge.fakes import Heard, Protocol, answer_to, connection, fake_worker, linked_driver, make_turn, until
 
 pytestmark = pytest.mark.anyio
 
@@ -34,6 +45,33 @@ async def test_a_worker_that_speaks_enginelink_is_linked(protocol: Protocol) -> 
             driver.start(turn, heard)
             await heard.wait()
             assert heard.token_ids == answer_to(turn)
+
+
+async def test_a_submit_carries_the_tag_of_its_tenant() -> None:
+    submits: list[link_pb2.Submit] = []
+
+    class Engine(FakeEngine):
+        def submit(self, link: Link, submit: link_pb2.Submit) -> None:
+            submits.append(submit)
+
+    engine, server = Engine(Options()), grpc.aio.server()
+    link_pb2_grpc.add_EngineLinkServicer_to_server(FakeLink(engine), server)
+    service_pb2_grpc.add_ControlServicer_to_server(FakeControl(engine), server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    fleet = Fleet([address], [address])
+    link = connection(address, "enginelink", fleet)
+    linking = asyncio.create_task(link.run())
+    try:
+        await until(lambda: fleet.can_serve)
+        turn = dataclasses.replace(make_turn(), tenant_tag=b"tag")
+        link.submit(order_of(turn, 1, Phase.AGGREGATED), cast(Any, None))
+        await until(lambda: bool(submits))
+    finally:
+        linking.cancel()
+        await server.stop(None)
+
+    assert submits[0].tenant_tag == b"tag"
 
 
 async def test_a_worker_without_enginelink_is_spoken_to_in_openengine() -> None:

@@ -64,7 +64,7 @@ def generated(intake: Intake, extra: dict[str, Any]) -> Request:
     return intake.from_generate(RequestKey(1), message, PROMPT.astype(np.int32), Metadata())
 
 
-def envelope(turn: str) -> str:
+def envelope(turn: str, tenant: str = "") -> str:
     now_s = int(time.time())
     claims = Claims(
         purpose=PURPOSE_SUBMIT,
@@ -77,6 +77,7 @@ def envelope(turn: str) -> str:
         request_type="context_only",
         model=MODEL_NAME,
         turn=turn,
+        tenant=tenant,
         conversation="child",
         parent="p",
         prompt_sha256=hashlib.sha256(PROMPT.tobytes()).hexdigest(),
@@ -96,6 +97,25 @@ def test_a_conversation_without_an_envelope_has_the_hash_alone(intake: Intake) -
 
     assert (request.turn, len(request.prompt_hash)) == ("", 32)
     assert submitted(intake, conversation_id="").prompt_hash == b""
+
+
+def test_tenants_take_turns_by_the_edges_tag_or_by_the_tenant_that_an_envelope_names(intake: Intake) -> None:
+    assert submitted(intake, tenant_tag=b"tag").tenant == b"tag"
+    assert submitted(intake).tenant == b""
+    message = generate_request(PROMPT.tolist(), request_id="r", extra={"conversation_id": "child"})
+    named = [
+        intake.from_generate(
+            RequestKey(1), message, PROMPT.astype(np.int32), Metadata(lineage=envelope(turn, tenant))
+        ).tenant
+        for turn, tenant in (("v", "acme"), ("w", "acme"), ("x", "other"))
+    ]
+    assert named[0] == named[1] != named[2]
+    assert all(len(tag) == 8 for tag in named)
+
+
+def test_a_tag_that_is_too_long_is_refused(intake: Intake) -> None:
+    with pytest.raises(Refused, match="tenant_tag has 33 bytes: at most 32"):
+        submitted(intake, tenant_tag=b"x" * 33)
 
 
 def test_an_edges_retention_reaches_the_core(intake: Intake) -> None:

@@ -62,6 +62,14 @@ def test_ids_are_equal_only_where_tenant_subject_and_id_are(one: tuple[str, ...]
     assert (hashes[0] == hashes[1]) == (one == other)
 
 
+def test_a_tenants_tag_is_the_same_for_all_its_subjects_and_on_every_replica_and_names_nobody() -> None:
+    replicas = Namespace(b"k" * 32), Namespace(b"k" * 32, "subject", "tenant")
+
+    assert replicas[0].tenant_tag("acme") == replicas[1].tenant_tag("acme") != replicas[0].tenant_tag("other")
+    assert Namespace(b"l" * 32).tenant_tag("acme") != replicas[0].tenant_tag("acme")
+    assert len(replicas[0].tenant_tag("acme")) == 8
+
+
 def test_a_derived_id_is_never_a_named_one() -> None:
     space = Namespace(KEY)
 

@@ -72,16 +72,19 @@ def test_a_mistake_of_the_caller_tells_it_too_and_a_stranger_learns_nothing(text
 
 def test_a_refused_caller_that_waits_as_it_is_told_is_served_by_its_own_librarys_retry(text_folder: Path) -> None:
     with served(text_folder, admission=limited(requests_per_minute=60)) as edge, edge.openai() as ann:
-        for _ in range(60):
-            complete(ann)
         with pytest.raises(openai.RateLimitError) as refused:
-            complete(ann)
+            complete_until_refused(ann)
         began_s = time.monotonic()
         complete(ann.with_options(max_retries=1))
 
-    assert time.monotonic() - began_s > 0.5, "it waited"
+    assert time.monotonic() - began_s > 0.5, "the library waited"
     assert refused.value.response.headers["retry-after"] == "1"
     assert headers_of(refused.value.response.headers)["remaining-requests"] == "0"
+
+
+def complete_until_refused(client: openai.OpenAI) -> None:
+    for _ in range(600):
+        complete(client)
 
 
 def test_a_prompt_whose_tokens_are_not_left_is_refused_and_one_that_never_fits_is_a_mistake(text_folder: Path) -> None:
@@ -131,6 +134,16 @@ def test_one_request_at_a_time_too_many_is_refused_and_a_flood_leaves_others_alo
             thread.join(10.0)
         assert statuses == [429] * 5 + [200] * 3
         assert edge.settled_leaks()["requests"] == 0
+
+
+def test_workers_hear_whose_turn_it_is_and_no_name(text_folder: Path) -> None:
+    with served(text_folder) as edge, edge.openai() as ann, edge.openai(OTHER_KEY) as bob:
+        for client in (ann, ann, bob):
+            complete(client)
+        first, again, other = (order.tenant_tag for order in edge.worker.orders)
+
+    assert first == again != other
+    assert len(first) == 8
 
 
 def flood_with(client: openai.OpenAI, statuses: list[int]) -> None:
