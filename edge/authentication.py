@@ -12,22 +12,23 @@ from configuration.reading import SettingsError
 from edge.core.auth import Authenticator
 from edge.core.types import Principal
 from edge.identity import Seek, seek_nowhere
-from edge.jwks import Jwks
+from edge.jwks import MIN_INTERVAL_S, Jwks
 from edge.key_watch import WatchedFile
 from edge.settings import Jwt
 from edge.token_keys import jwt_rules, key_file, read_key_file
 
 
 class Authentication:
-    """`seek` looks for keys that a token names. Making it raises SettingsError."""
+    """`seek` looks for keys that a token names, at most every `min_interval_s`. Making it raises SettingsError."""
 
     def __init__(
         self,
         jwt: Jwt | None,
         api_keys: Mapping[str, Principal],
         *,
-        ends_s: Mapping[str, float],
-        anonymous: Principal | None,
+        ends_s: Mapping[str, float] | None = None,
+        anonymous: Principal | None = None,
+        min_interval_s: float = MIN_INTERVAL_S,
     ) -> None:
         file = None if jwt is None else key_file(jwt)
         self._file = None if jwt is None or file is None else WatchedFile(file, lambda: read_key_file(jwt))
@@ -38,7 +39,16 @@ class Authentication:
             anonymous=anonymous,
             ends_s=ends_s,
         )
-        self._jwks = None if jwt is None or jwt.jwks_url is None else self._by_url(jwt, jwt.jwks_url)
+        self._jwks = None
+        if jwt is not None and jwt.jwks_url is not None:
+            self._jwks = Jwks(
+                jwt.jwks_url,
+                self.authenticator.use_token_keys,
+                refresh_s=jwt.refresh_s,
+                keep_stale_s=jwt.keep_stale_s,
+                tls=_tls(jwt),
+                min_interval_s=min_interval_s,
+            )
 
     @property
     def seek(self) -> Seek:
@@ -51,15 +61,6 @@ class Authentication:
                 tasks.create_task(self._file.watch([self.authenticator.use_token_keys]))
             if self._jwks is not None:
                 tasks.create_task(self._jwks.run())
-
-    def _by_url(self, jwt: Jwt, url: str) -> Jwks:
-        return Jwks(
-            url,
-            self.authenticator.use_token_keys,
-            refresh_s=jwt.refresh_s,
-            keep_stale_s=jwt.keep_stale_s,
-            tls=_tls(jwt),
-        )
 
 
 def _tls(jwt: Jwt) -> ssl.SSLContext:

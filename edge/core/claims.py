@@ -36,13 +36,13 @@ class ClaimRules:
     def principal(self, claims: Mapping[str, Any], key_id: str) -> Principal:
         """Raises ClaimError."""
         tenant = _at(claims, self.tenant)
-        limits = None if self.limits is None else _at(claims, self.limits)
+        limits = _ABSENT if self.limits is None else _at(claims, self.limits)
         return Principal(
             _name(self.default_tenant if tenant is _ABSENT else tenant, self.tenant),
             _name(_at(claims, self.subject), self.subject),
             frozenset(self._scopes(claims)),
             key_id,
-            TenantLimits() if limits is None or limits is _ABSENT else _limits(limits, str(self.limits)),
+            TenantLimits() if limits is _ABSENT else _limits(limits, str(self.limits)),
         )
 
     def _scopes(self, claims: Mapping[str, Any]) -> Iterator[str]:

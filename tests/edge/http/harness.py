@@ -21,8 +21,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from edge.app import make_application
 from edge.audit import Audit
+from edge.authentication import Authentication
 from edge.core.admission import Admission, AdmissionLimits
-from edge.core.auth import Authenticator
 from edge.core.errors import EdgeError
 from edge.core.fleet import Fleet
 from edge.core.headers import HeaderFamilies
@@ -38,7 +38,7 @@ from edge.identity import Identities
 from edge.legs import LegListener, LegOrder
 from edge.limit_metrics import LimitMetrics
 from edge.serving import Server, bind, bound_address
-from edge.settings import Limits
+from edge.settings import Jwt, Limits
 from edge.telemetry import Metrics
 from edge.tokenizing.model import TextModel
 from tests.edge.core.lineages import make_lineages
@@ -174,6 +174,12 @@ class Served:
     def client(self, key: str = KEY) -> httpx.Client:
         return httpx.Client(base_url=self.url, headers={"authorization": f"Bearer {key}"}, timeout=20.0)
 
+    def refused(self, what: str, reason: str) -> float:
+        """How many were, by the counter that operators see."""
+        series = f'kinroute_edge_refused_total{{reason="{reason}",what="{what}"}} '
+        lines = self.admin("/metrics").text.splitlines()
+        return sum(float(line.removeprefix(series)) for line in lines if line.startswith(series))
+
     def admin(self, path: str) -> httpx.Response:
         return httpx.get(f"{self.admin_url}{path}", timeout=20.0)
 
@@ -196,8 +202,13 @@ def served(
     ready: bool = True,
     aliases: Sequence[str] = (),
     lineages: Lineages | None = None,
+    jwt: Jwt | None = None,
+    jwks_interval_s: float = 10.0,
 ) -> Iterator[Served]:
-    """One worker for both phases. The server has a thread and a loop of its own; everything ends with the block."""
+    """One worker for both phases. The server has a thread and a loop of its own; everything ends with the block.
+
+    `jwt`: how tokens are believed, besides the two API keys.
+    """
     limits = limits or Limits()
     worker = ScriptedWorker()
     fleet = Fleet([worker.worker_id], [worker.worker_id])
@@ -210,8 +221,15 @@ def served(
         hashlib.sha256(OTHER_KEY.encode()).hexdigest(): Principal("other", "bob", frozenset()),
     }
     metrics = Metrics()
+    authentication = Authentication(jwt, keys, min_interval_s=jwks_interval_s)
     parts = Parts(
-        Identities(Authenticator(keys), HeaderFamilies(), lineages or make_lineages(), Audit(metrics.registry)),
+        Identities(
+            authentication.authenticator,
+            HeaderFamilies(),
+            lineages or make_lineages(),
+            Audit(metrics.registry),
+            seek=authentication.seek,
+        ),
         Admission(admission or AdmissionLimits()),
         Catalogue([ServedModel(MODEL, aliases, text)]),
         driver,
@@ -226,9 +244,10 @@ def served(
 
     async def serve() -> None:
         async with asyncio.TaskGroup() as tasks:
-            driving = tasks.create_task(driver.run())
+            running = [tasks.create_task(driver.run()), tasks.create_task(authentication.run())]
             await asyncio.gather(http.serve([http_socket]), admin.serve([admin_socket]))
-            driving.cancel()
+            for task in running:
+                task.cancel()
 
     thread = threading.Thread(target=lambda: uvloop.run(serve()))
     thread.start()
