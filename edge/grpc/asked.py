@@ -48,11 +48,11 @@ class Asked:
     conversation: str
     retention: Retention | None
 
-    async def tokenize(self, scope: bytes) -> bytes:
-        """Raises EdgeError."""
+    async def tokenize(self, scope: bytes, tenant: bytes) -> bytes:
+        """Once it is the turn of `tenant`, a tag. Raises EdgeError."""
         if self.text is None:
             return self.token_ids
-        ids = await self.model.text.tokenize_text_async(self.text, scope=scope)
+        ids = await self.model.text.tokenize_text_async(self.text, scope=scope, tenant=tenant)
         if not ids:
             raise invalid("prompt is empty")
         return ids

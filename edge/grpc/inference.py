@@ -142,7 +142,7 @@ class Inference:
         longest = parts.driver.max_context_length
         if not longest:
             raise EdgeError(Code.OVERLOADED, "No worker is ready.", retryable=True, retry_after_s=1.0)
-        token_ids = await asked.tokenize(salt)
+        token_ids = await asked.tokenize(salt, caller.identified.tenant_tag)
         room = longest - len(token_ids) // 4
         if room < 1:
             raise EdgeError(

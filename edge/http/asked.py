@@ -21,8 +21,8 @@ class Asked(Protocol):
         """What is the same at every turn of a conversation: its tools, system prompt and first user message."""
         ...
 
-    async def tokenize(self, scope: bytes) -> list[bytes]:
-        """The packed ids of each prompt. Raises EdgeError."""
+    async def tokenize(self, scope: bytes, tenant: bytes) -> list[bytes]:
+        """The packed ids of each prompt, once it is the turn of `tenant`, a tag. Raises EdgeError."""
         ...
 
     def answer_text(self) -> AnswerText:

@@ -42,9 +42,10 @@ class AskedChat:
         opening = [message for message in messages[:first_user] if message["role"] == "system"]
         return orjson.dumps([self._request.tools, opening, messages[first_user].get("content")])
 
-    async def tokenize(self, scope: bytes) -> list[bytes]:
-        request = self._request
-        return [await self._model.text.tokenize_chat_async(request.messages, request.tools or None, scope=scope)]
+    async def tokenize(self, scope: bytes, tenant: bytes) -> list[bytes]:
+        request, text = self._request, self._model.text
+        tools = request.tools or None
+        return [await text.tokenize_chat_async(request.messages, tools, scope=scope, tenant=tenant)]
 
     def answer_text(self) -> AnswerText:
         text, names = self._model.text, self._request.tool_names

@@ -48,13 +48,13 @@ class AskedCompletion:
     def identifying_content(self) -> bytes:
         return orjson.dumps(self._request.prompts[0][:IDENTIFYING_LENGTH])
 
-    async def tokenize(self, scope: bytes) -> list[bytes]:
-        return [await self._tokenize_one(prompt, scope) for prompt in self._request.prompts]
+    async def tokenize(self, scope: bytes, tenant: bytes) -> list[bytes]:
+        return [await self._tokenize_one(prompt, scope, tenant) for prompt in self._request.prompts]
 
-    async def _tokenize_one(self, prompt: Prompt, scope: bytes) -> bytes:
+    async def _tokenize_one(self, prompt: Prompt, scope: bytes, tenant: bytes) -> bytes:
         if not isinstance(prompt, str):
             return pack(list(prompt))
-        ids = await self._model.text.tokenize_text_async(prompt, scope=scope)
+        ids = await self._model.text.tokenize_text_async(prompt, scope=scope, tenant=tenant)
         if not ids:
             raise invalid("prompt", "'prompt' must not be empty.")
         return ids

@@ -122,7 +122,7 @@ class AnswerRoute:
         salt = parts.identities.cache_salt(caller, fields.text("cache_salt") or "")
         if not parts.driver.max_context_length:
             raise EdgeError(Code.OVERLOADED, "No worker is ready.", retryable=True, retry_after_s=1.0)
-        prompts = await asked.tokenize(salt)
+        prompts = await asked.tokenize(salt, caller.tenant_tag)
         turns = make_turns(
             asked,
             prompts,

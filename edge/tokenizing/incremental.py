@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from tokenizers import Tokenizer
 
 from edge.core.errors import Code, EdgeError
 from edge.tokenizing.cache import SegmentCache
 from edge.tokenizing.segments import Segmenter
+from edge.tokenizing.threads import TurnThreads
+from enginelink.turns import within_share
 
 INLINE_CHARS = 8_192
 """New text up to this long is tokenized on the event loop (about 2 ms); a thread would cost more than it saves."""
@@ -40,8 +42,8 @@ class IncrementalTokenizer:
         self._tokenizer = tokenizer
         self._segmenter = Segmenter.of(tokenizer)
         self._cache = SegmentCache(cache_bytes)
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="tokenize")
-        self.waiting_chars = 0  # new text of calls that wait for the threads
+        self._threads = TurnThreads(threads)
+        self._waiting_chars: Counter[bytes] = Counter()
         self.counts = TokenCounts()
 
     @property
@@ -53,40 +55,53 @@ class IncrementalTokenizer:
     def cache_bytes(self) -> int:
         return self._cache.used_bytes
 
+    @property
+    def waiting_chars(self) -> int:
+        """New text of calls that wait for the threads."""
+        return self._waiting_chars.total()
+
     def tokenize(self, text: str, scope: bytes) -> bytes:
         """The packed ids of `text`, on this thread whatever it costs."""
         job = self._plan(text, scope)
         return self._assemble(job, self._encode_all(job.missing))
 
-    async def tokenize_async(self, text: str, scope: bytes) -> bytes:
-        """The packed ids of `text`; much new text goes to the threads, in batches, so that prompts take turns there.
+    async def tokenize_async(self, text: str, scope: bytes, *, tenant: bytes = b"") -> bytes:
+        """The packed ids of `text`; much new text goes to the threads, in batches, so that prompts take turns there,
+        and tenants first of all.
 
-        Raises EdgeError (OVERLOADED) if too much text waits already.
+        Raises EdgeError (OVERLOADED) if too much text waits already, of all or of this tenant.
         """
         job = self._plan(text, scope)
         new_chars = sum(map(len, job.missing))
         if new_chars <= INLINE_CHARS:
             return self._assemble(job, self._encode_all(job.missing))
-        if self.waiting_chars and self.waiting_chars + new_chars > MAX_WAITING_CHARS:
-            raise EdgeError(
-                Code.OVERLOADED, "Too many long prompts wait to be tokenized.", retryable=True, retry_after_s=1.0
-            )
+        self._require_room(tenant, new_chars)
         made: list[bytes] = []
-        self.waiting_chars += new_chars
+        self._waiting_chars[tenant] += new_chars
         try:
             for batch in _batches(job.missing):
-                made += await asyncio.get_running_loop().run_in_executor(self._threads, self._encode_all, batch)
+                made += await self._threads.run(tenant, sum(map(len, batch)), partial(self._encode_all, batch))
         finally:
-            self.waiting_chars -= new_chars
+            self._waiting_chars[tenant] -= new_chars
+            if not self._waiting_chars[tenant]:
+                del self._waiting_chars[tenant]
         return self._assemble(job, made)
 
-    async def in_thread(self, work: Callable[[], str]) -> str:
-        """Do other long work for a prompt on the same threads."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+    async def in_thread(self, work: Callable[[], str], *, tenant: bytes, chars: int) -> str:
+        """Do other long work for a prompt on the same threads, about as long as tokenizing so many `chars`."""
+        return await self._threads.run(tenant, chars, work)
 
     def close(self) -> None:
         """Wait for the threads' current batches and end them."""
-        self._threads.shutdown(cancel_futures=True)
+        self._threads.close()
+
+    def _require_room(self, tenant: bytes, new_chars: int) -> None:
+        """Raises EdgeError (OVERLOADED)."""
+        room = MAX_WAITING_CHARS - self.waiting_chars - new_chars
+        mine = self._waiting_chars[tenant]
+        if self.waiting_chars and (room < 0 or (mine and not within_share(mine + new_chars, room))):
+            message = "Too many long prompts wait to be tokenized."
+            raise EdgeError(Code.OVERLOADED, message, retryable=True, retry_after_s=1.0)
 
     def _plan(self, text: str, scope: bytes) -> _Job:
         segments = [text] if self._segmenter is None else self._segmenter.split(text)

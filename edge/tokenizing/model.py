@@ -25,6 +25,8 @@ MAX_THREADS = 2
 NO_SCOPE = b""
 INLINE_MESSAGES = 1_000
 """Conversations up to this long are rendered on the event loop (about 3 ms)."""
+RENDERED_CHARS = 12
+"""What takes as long to tokenize as a message to render."""
 
 Messages = Sequence[Mapping[str, Any]]
 Tools = Sequence[Mapping[str, Any]]
@@ -111,15 +113,21 @@ class TextModel:
         tools: Tools | None = None,
         *,
         scope: bytes,
+        tenant: bytes = b"",
         add_generation_prompt: bool = True,
         options: Mapping[str, Any] | None = None,
     ) -> bytes:
-        """As `tokenize_chat`, with long work done on a thread. May also raise EdgeError (OVERLOADED)."""
+        """As `tokenize_chat`, with long work done on a thread, where tenants take turns. May also raise EdgeError
+        (OVERLOADED)."""
         render = partial(
             self.render_chat, messages, tools, add_generation_prompt=add_generation_prompt, options=options
         )
-        text = render() if len(messages) <= INLINE_MESSAGES else await self._incremental.in_thread(render)
-        return await self._incremental.tokenize_async(_whole_unicode(text, "messages"), scope)
+        if len(messages) <= INLINE_MESSAGES:
+            text = render()
+        else:
+            chars = RENDERED_CHARS * len(messages)
+            text = await self._incremental.in_thread(render, tenant=tenant, chars=chars)
+        return await self._incremental.tokenize_async(_whole_unicode(text, "messages"), scope, tenant=tenant)
 
     def tokenize_text(self, text: str, *, scope: bytes = NO_SCOPE, add_special_tokens: bool = True) -> bytes:
         """The ids of a plain prompt, with the tokens that the tokenizer puts around one (such as BOS)."""
@@ -127,11 +135,13 @@ class TextModel:
         return before + self._incremental.tokenize(_whole_unicode(text, "prompt"), scope) + after
 
     async def tokenize_text_async(
-        self, text: str, *, scope: bytes = NO_SCOPE, add_special_tokens: bool = True
+        self, text: str, *, scope: bytes = NO_SCOPE, tenant: bytes = b"", add_special_tokens: bool = True
     ) -> bytes:
-        """As `tokenize_text`, with long new text tokenized on a thread. May also raise EdgeError (OVERLOADED)."""
+        """As `tokenize_text`, with long new text tokenized on a thread, where tenants take turns. May also raise
+        EdgeError (OVERLOADED)."""
         before, after = self._text_ends if add_special_tokens else (b"", b"")
-        return before + await self._incremental.tokenize_async(_whole_unicode(text, "prompt"), scope) + after
+        ids = await self._incremental.tokenize_async(_whole_unicode(text, "prompt"), scope, tenant=tenant)
+        return before + ids + after
 
     def detokenizer(self, *, tools: bool = False) -> Detokenizer:
         """For one answer. `tools`: the request has tools, so special tokens that mark calls stay in the text."""

@@ -104,10 +104,11 @@ class FairQueue(Generic[Item]):
             else:
                 heapq.heappop(heap)
 
-    def take(self, tenant: bytes, item: Item, cost: int) -> None:
-        """It begins, and cost this much after all; the tenant's next turn comes so much later."""
+    def take(self, tenant: bytes, item: Item, cost: int | None = None) -> None:
+        """It begins, and the tenant's next turn comes so much later as it costs: `cost`, where it is another after all
+        than was thought."""
         line = self._lines[tenant]
-        cost = max(1, cost)
+        cost = max(1, self._cost_of(line, item) if cost is None else cost)
         self._turns += 1
         self._mean = max(self._mean + -(-cost // self._busy), line.start)
         line.start += cost
@@ -117,6 +118,10 @@ class FairQueue(Generic[Item]):
     def drop(self, tenant: bytes, item: Item) -> None:
         """It is not wanted any more: nobody had a turn."""
         self._remove(tenant, self._lines[tenant], item)
+
+    @staticmethod
+    def _cost_of(line: _Line[Item], item: Item) -> int:
+        return next(cost for _, waiting, cost in line.waiting if waiting is item)
 
     def _remove(self, tenant: bytes, line: _Line[Item], item: Item) -> None:
         at = next(at for at, (_, waiting, _) in enumerate(line.waiting) if waiting is item)

@@ -213,3 +213,16 @@ async def test_more_waiting_text_than_the_bound_is_refused_as_overload() -> None
         assert caught.value.code is Code.OVERLOADED
         assert caught.value.retryable
         await first
+
+
+@pytest.mark.anyio
+async def test_a_tenant_that_floods_leaves_room_for_another() -> None:
+    with incremental(sample("byte_level_bpe")) as tokenizer:
+        tokenizer._waiting_chars[b"flooder"] = MAX_WAITING_CHARS * 4 // 5
+        text = f"<s>{LONG}" * 100
+
+        with pytest.raises(EdgeError, match="Too many long prompts"):
+            await tokenizer.tokenize_async(text, b"a", tenant=b"flooder")
+
+        assert await tokenizer.tokenize_async(text, b"a", tenant=b"quiet")
+        assert tokenizer.waiting_chars == MAX_WAITING_CHARS * 4 // 5
