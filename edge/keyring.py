@@ -7,7 +7,8 @@
 
 `lineage_keys` sign what only edges verify: lineage tokens and the seals of handoff references. `id_key` keys the hashes
 of ids and the cache salts. Replicas must share all of it. `local_key` is the API key that `kinroute up` prints; all
-others are stored as hashes only. Workers get a file with the envelope keys alone.
+others are stored as hashes only. Workers get a file with the envelope keys alone. Who changes the file holds the lock
+file beside it, `.NAME.lock`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ import os
 import secrets
 import stat
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
+from configuration.locks import held
 from edge.core.types import Principal, Scope, TenantLimits
 from enginelink.envelope import Key
 
@@ -65,7 +68,9 @@ class SigningKey(msgspec.Struct, frozen=True, omit_defaults=True):
         return Key(self.id, base64.b64decode(self.secret, validate=True), self.sign_from, self.retire_at)
 
 
-class _File(msgspec.Struct, frozen=True):
+class KeyFile(msgspec.Struct, frozen=True):
+    """What the file holds."""
+
     version: int
     id_key: str
     api_keys: tuple[ApiKey, ...]
@@ -75,31 +80,40 @@ class _File(msgspec.Struct, frozen=True):
 
 
 class Keyring:
-    """A key file's content. `open` makes it where it is missing; `load` does not."""
+    """A key file's content. `open` makes it where it is missing; `load` does not; `change` is how it changes."""
 
-    def __init__(self, path: Path, content: _File) -> None:
+    def __init__(self, path: Path, content: KeyFile) -> None:
         self.path = path
-        self._content = content
+        self.content = content
 
     @classmethod
     def open(cls, path: Path, *, new_key: bool = False) -> Self:
-        """Load `path`, or make it with a first API key of scope `affinity`; `new_key` replaces that key.
+        """Load `path`, or make it; its local key, of scope `affinity`, is made where it is missing or `new_key` asks.
 
         Raises KeyringError.
         """
         if not path.exists():
             # Whoever makes the file first has made it for all.
-            _write_private(path, _encode(_new_content()), replace=False)
+            _write_private(path, _encode(_with_local_key(_new_content())), replace=False)
         keyring = cls.load(path)
-        if new_key:
-            local = _new_api_key()
-            old = hashlib.sha256(keyring.local_key.encode()).hexdigest()
-            others = tuple(key for key in keyring._content.api_keys if key.sha256 != old)
-            keyring._content = msgspec.structs.replace(
-                keyring._content, local_key=local, api_keys=(*others, _hashed(local))
-            )
-            keyring._save()
-        return keyring
+        return cls.change(path, _with_local_key) if new_key or not keyring.local_key else keyring
+
+    @classmethod
+    def create(cls, path: Path) -> Self:
+        """Make `path` with signing keys and no API key. Raises KeyringError where it is there."""
+        with _alone(path):
+            if path.exists():
+                raise KeyringError(f"The key file {path} is there already: nothing was changed.")
+            _write_private(path, _encode(_new_content()))
+        return cls.load(path)
+
+    @classmethod
+    def change(cls, path: Path, change: Callable[[KeyFile], KeyFile]) -> Self:
+        """Load `path` and write what `change` makes of it, while no other process does. Raises KeyringError."""
+        with _alone(path):
+            content = change(cls.load(path).content)
+            _write_private(path, _encode(content))
+        return cls(path, content)
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -115,7 +129,7 @@ class Keyring:
                 f"The key file {path} can be read by others: run chmod 600 {path}, and replace its keys."
             )
         try:
-            content = msgspec.json.decode(data, type=_File)
+            content = msgspec.json.decode(data, type=KeyFile)
         except msgspec.MsgspecError as error:
             raise KeyringError(
                 f"The key file {path} is damaged ({error}): restore it, or move it away to have new keys made."
@@ -133,15 +147,15 @@ class Keyring:
 
     @property
     def local_key(self) -> str:
-        return self._content.local_key
+        return self.content.local_key
 
     @property
     def id_key(self) -> bytes:
-        return base64.b64decode(self._content.id_key, validate=True)
+        return base64.b64decode(self.content.id_key, validate=True)
 
     @property
     def api_keys(self) -> tuple[ApiKey, ...]:
-        return self._content.api_keys
+        return self.content.api_keys
 
     @property
     def principals(self) -> dict[str, Principal]:
@@ -155,37 +169,56 @@ class Keyring:
 
     @property
     def envelope_keys(self) -> tuple[Key, ...]:
-        return tuple(stored.key for stored in self._content.envelope_keys)
+        return tuple(stored.key for stored in self.content.envelope_keys)
 
     @property
     def lineage_keys(self) -> tuple[Key, ...]:
-        return tuple(stored.key for stored in self._content.lineage_keys)
+        return tuple(stored.key for stored in self.content.lineage_keys)
 
     def write_worker_keys(self, path: Path) -> None:
         """What workers may hold: the envelope keys, as JSON, mode 0600."""
-        _write_private(path, msgspec.json.encode({"envelope_keys": self._content.envelope_keys}))
-
-    def _save(self) -> None:
-        _write_private(self.path, _encode(self._content))
+        _write_private(path, msgspec.json.encode({"envelope_keys": self.content.envelope_keys}))
 
 
-def _encode(content: _File) -> bytes:
+def _encode(content: KeyFile) -> bytes:
     return msgspec.json.format(msgspec.json.encode(content))
 
 
-def _new_content() -> _File:
-    local = _new_api_key()
-    envelope, lineage = (SigningKey(secrets.token_hex(4), _random_base64(), time.time()) for _ in range(2))
-    return _File(VERSION, _random_base64(), (_hashed(local),), (envelope,), (lineage,), local)
-
-
-def _new_api_key() -> str:
+def new_api_key() -> str:
     return KEY_PREFIX + secrets.token_urlsafe(24)
 
 
-def _hashed(api_key: str) -> ApiKey:
-    digest = hashlib.sha256(api_key.encode()).hexdigest()
-    return ApiKey(secrets.token_hex(4), digest, "default", "local", (Scope.AFFINITY.value,))
+def digest_of(api_key: str) -> str:
+    return hashlib.sha256(api_key.encode()).hexdigest()
+
+
+def new_id() -> str:
+    return secrets.token_hex(4)
+
+
+def new_signing_key(sign_from_s: float) -> SigningKey:
+    return SigningKey(new_id(), _random_base64(), sign_from_s)
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with held(path.with_name(f".{path.name}.lock"), wait=True):
+        yield
+
+
+def _new_content() -> KeyFile:
+    now_s = time.time()
+    return KeyFile(VERSION, _random_base64(), (), (new_signing_key(now_s),), (new_signing_key(now_s),))
+
+
+def _with_local_key(content: KeyFile) -> KeyFile:
+    """Another local key than before, for the same subject."""
+    local = new_api_key()
+    old = digest_of(content.local_key)
+    others = tuple(key for key in content.api_keys if key.sha256 != old)
+    made = ApiKey(new_id(), digest_of(local), "default", "local", (Scope.AFFINITY.value,), time.time())
+    return msgspec.structs.replace(content, local_key=local, api_keys=(*others, made))
 
 
 def _random_base64() -> str:

@@ -15,9 +15,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from configuration.locks import held
 from kinroute import paths
 from kinroute.convert import STAGES
-from kinroute.locks import held
 from kinroute.problem import Problem
 from kinroute.progress import Steps
 

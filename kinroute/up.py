@@ -15,9 +15,10 @@ from typing import Any
 
 import yaml
 
+from configuration.locks import held
+from edge.key_watch import stamp_of
 from edge.keyring import Keyring, KeyringError
 from kinroute import model_cache, paths, settings
-from kinroute.locks import held
 from kinroute.problem import Problem
 from kinroute.processes import Child, News
 from kinroute.progress import Steps
@@ -25,6 +26,7 @@ from kinroute.progress import Steps
 READY_DEADLINE_S = 180.0
 STOP_GRACE_S = 20.0
 NOTE = "up.json"
+KEYS_POLL_S = 1.0
 
 
 class Stopped(Exception):
@@ -111,10 +113,12 @@ class System:
     def __init__(self, config: dict[str, Any], listen: dict[str, str], keyring: Keyring) -> None:
         self._config = config
         self._listen = listen
+        self._stamp = stamp_of(keyring.path)
         self._keyring = keyring
         self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
         self._children: list[Child] = []
         self._folder = tempfile.TemporaryDirectory(prefix="kinroute-up-")
+        self._worker_keys = Path(self._folder.name) / "worker-keys.json"
         self.served_name = ""
         self.worker_admins: dict[str, str] = {}
 
@@ -137,11 +141,28 @@ class System:
     def watch(self) -> None:
         """Wait; raises Problem when a process ends by itself."""
         while True:
-            news = self._news.get()
+            try:
+                news = self._news.get(timeout=KEYS_POLL_S)
+            except queue.Empty:
+                self._give_keys()
+                continue
             if news.event == "exited":
                 raise Problem(self._ended(news))
             if news.event == "restarting":
                 sys.stderr.write(f"{news.child} restarts its ranks: {news.members.get('why', 'no reason given')}\n")
+
+    def _give_keys(self) -> None:
+        """Where the key file changed, workers get its envelope keys; one that cannot be used changes nothing."""
+        stamp = stamp_of(self._keyring.path)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._keyring = Keyring.load(self._keyring.path)
+        except KeyringError as error:
+            sys.stderr.write(f"The workers' keys stay as they were. {error}\n")
+            return
+        self._keyring.write_worker_keys(self._worker_keys)
 
     def stop(self) -> None:
         """The edge first, so that no request meets a worker that is gone."""
@@ -161,13 +182,16 @@ class System:
         return folder
 
     def _start_workers(self, model: Path) -> dict[str, dict[str, Any]]:
-        keys = Path(self._folder.name) / "worker-keys.json"
-        self._keyring.write_worker_keys(keys)
+        self._keyring.write_worker_keys(self._worker_keys)
         workers: dict[str, dict[str, Any]] = {}
         for number, own in enumerate(self._config["workers"]):
             role = own.get("role", "aggregated")
             name = f"{role}-{number}"
-            given: dict[str, Any] = {"model": str(model), "served_model_name": self.served_name, "keys_file": str(keys)}
+            given: dict[str, Any] = {
+                "model": str(model),
+                "served_model_name": self.served_name,
+                "keys_file": str(self._worker_keys),
+            }
             workers[name] = given | own
             workers[name]["listen"] = {"grpc": "127.0.0.1:0", "admin": "127.0.0.1:0"} | (own.get("listen") or {})
             self._start("worker", name, workers[name])

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from configuration.locks import held
 from kinroute import model_cache
-from kinroute.locks import held
 from kinroute.progress import Steps
 
 

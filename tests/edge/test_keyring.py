@@ -74,7 +74,7 @@ def test_a_new_key_replaces_the_local_one_and_nothing_else(path: Path) -> None:
     assert (new.id_key, new.envelope_keys) == (old.id_key, old.envelope_keys)
     assert Keyring.load(path).local_key == new.local_key
     assert mode(path) == 0o600
-    assert [file.name for file in path.parent.iterdir()] == ["keys.json"], "nothing half written is left"
+    assert {file.name for file in path.parent.iterdir()} == {"keys.json", ".keys.json.lock"}, "nothing half written"
 
 
 def test_who_is_reading_the_old_file_reads_it_whole(path: Path) -> None:
