@@ -93,7 +93,7 @@ def fold(raw: Iterable[tuple[str, str]]) -> dict[str, str]:
     for name, value in raw:
         key = fold_name(name)
         trimmed = _as_utf8(value.strip(" \t"))
-        if not trimmed or is_internal(key):
+        if not key or not trimmed or is_internal(key):
             continue
         before = folded.setdefault(key, trimmed)
         if trimmed != before and _AGAIN not in before:

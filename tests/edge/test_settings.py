@@ -77,6 +77,27 @@ def test_the_environment_alone_is_enough() -> None:
         ({"router": {"type": "random"}}, "router.type is 'random'"),
         ({"router": {"type": "random"}}, "'conversation', 'kv_cache_aware', 'load_balancing' or 'round_robin'"),
         ({"router": {"spill_depth": 0}}, "router.spill_depth is 0"),
+        ({"affinity": {"namespace": "tenant", "proof": "token"}}, "choose one of them"),
+        (
+            {"affinity": {"proof": "token"}, "keys_file": None, "listen": {"allow_anonymous": True}},
+            "keys_file is missing",
+        ),
+        ({"affinity": {"proof": "trust"}}, "affinity.proof is 'trust'"),
+        ({"affinity": {"token_life_s": 86_401}}, "affinity.token_life_s is 86401"),
+        ({"affinity": {"token_life_s": 59}}, "affinity.token_life_s is 59"),
+        ({"affinity": {"headers": {"convrsation": "x"}}}, "did you mean conversation?"),
+        ({"affinity": {"headers": {"parent": "x parent"}}}, "affinity.headers.parent is 'x parent'"),
+        ({"affinity": {"headers": {"parent": "x-parent:"}}}, "a header's name of letters, digits and dashes"),
+        ({"affinity": {"headers": {"parent": "Authorization"}}}, "a credential, HTTP's own, or dropped"),
+        ({"affinity": {"headers": {"others": ["kinroute_lineage"]}}}, "a credential, HTTP's own, or dropped"),
+        ({"affinity": {"headers": {"parent": "x-trtllm-parent"}}}, "a credential, HTTP's own, or dropped"),
+        ({"affinity": {"headers": {"parent": "X_Kinroute_Lineage"}}}, "affinity.headers.lineage are both"),
+        (
+            {"conversation_affinity_header_for_subagents": "cookie"},
+            "conversation_affinity_header_for_subagents is 'cookie'",
+        ),
+        ({"limits": {"lineage_depth": 0}}, "limits.lineage_depth is 0"),
+        ({"limits": {"parent_children": 0}}, "limits.parent_children is 0"),
         ({"router": {"clear_gain_tokens": 0}}, "router.clear_gain_tokens is 0"),
         ({"router": {"kv_index_max_bytes": "4 gigs"}}, "text such as 4GiB"),
         ({"router": {"kv_index_max_bytes": 1000}}, "router.kv_index_max_bytes is 1000: it must be at least 36864"),
@@ -100,6 +121,15 @@ def test_the_environment_alone_is_enough() -> None:
 )
 def test_a_wrong_value_names_itself_and_what_is_allowed(tmp_path: Path, values: dict[str, Any], expected: str) -> None:
     assert expected in problem(tmp_path, GOOD | values)
+
+
+def test_header_names_are_folded_and_one_can_be_switched_off(tmp_path: Path) -> None:
+    headers = {"parent": "My_Parent", "codex_session": "", "others": ["X-Correlation-ID", "x-session-id"]}
+
+    names = load_settings(write(tmp_path, GOOD | {"affinity": {"headers": headers}}), {}).affinity.headers
+
+    assert (names.parent, names.codex_session) == ("my-parent", "")
+    assert names.others == ("x-correlation-id", "x-session-id")
 
 
 @pytest.mark.parametrize(

@@ -126,8 +126,74 @@ def test_the_configured_header_names_a_parent_in_any_spelling() -> None:
     assert read(("my-parent", "p")) == Claim()
 
 
-def test_a_correlation_id_says_nothing() -> None:
+def test_a_correlation_id_says_nothing_unless_it_is_configured() -> None:
+    families = HeaderFamilies(HeaderNames(others=("x-correlation-id",)))
+
     assert read(("x-correlation-id", "c")) == Claim()
+    assert families.read(fold([("X-Correlation-ID", "c")])) == Claim("other", "c")
+
+
+def test_every_name_can_be_changed_and_the_old_one_says_nothing_then() -> None:
+    old = HeaderNames(others=("x-session-id",), others_parent="x-others-parent")
+    new = HeaderNames(
+        **{name: f"new-{name}".replace("_", "-") for name in old.__slots__ if name != "others"}, others=("new-others",)
+    )
+    said = [
+        {"conversation": "c", "parent": "p", "final": "true"},
+        {"lineage": "t"},
+        {"dynamo_session": "d", "dynamo_parent": "p", "dynamo_final": "true"},
+        {"claude_code_session": "s", "claude_code_agent": "a", "claude_code_parent_agent": "b"},
+        {"codex_thread": "t", "codex_parent": "p", "codex_kind": "review"},
+        {"codex_session": "s"},
+        {"opencode_session": "o", "opencode_parent": "p"},
+        {"opencode_id": "o", "opencode_affinity": "o"},
+        {"others": "o", "others_parent": "p"},
+    ]
+    assert {role for roles in said for role in roles} == set(old.__slots__)
+
+    for roles in said:
+        before, after = (
+            {
+                name[0] if isinstance(name := getattr(names, role), tuple) else name: value
+                for role, value in roles.items()
+            }
+            for names in (old, new)
+        )
+        assert HeaderFamilies(new).read(after) == HeaderFamilies(old).read(before) != Claim()
+        assert HeaderFamilies(new).read(before) == Claim()
+
+
+def test_a_name_that_is_switched_off_is_never_read() -> None:
+    families = HeaderFamilies(HeaderNames(codex_session="", lineage=""))
+
+    assert families.read(fold([("session-id", "s"), ("x-kinroute-lineage", "t"), ("", "v")])) == Claim()
+
+
+def test_a_token_says_nothing_of_who_sends_it() -> None:
+    token = ("X-Kinroute-Lineage", "t")
+
+    assert read(token) == Claim(token="t")
+    assert read(token, ("thread-id", "c")) == Claim("codex", "c", token="t")
+    assert read(token, body="b", cache_key="k") == Claim("other", "b", token="t")
+    assert read(token, ("x-kinroute-parent-id", "p")) == Claim("kinroute", None, "p", explicit=True, token="t")
+
+
+def test_every_refusal_has_a_reason_of_our_own() -> None:
+    """For counters: nothing that a caller wrote."""
+    wrong: list[tuple[tuple[str, str], ...]] = [
+        (("thread-id", "a"), ("thread-id", "b")),
+        (("x-opencode-session", "a"), ("x-session-affinity", "b")),
+        (("x-kinroute-conversation-final", "yes"),),
+        (("thread-id", "a" * 257),),
+        (("thread-id", "a\x01"),),
+    ]
+    reasons = []
+    for raw in wrong:
+        with pytest.raises(EdgeError) as caught:
+            read(*raw)
+        reasons.append(caught.value.reason)
+
+    assert reasons == ["two values", "two conversations", "not a flag", "too long", "control characters"]
 
 
 @pytest.mark.parametrize(
