@@ -19,6 +19,7 @@ PARTS = {
     "edge": "bench.edge",
     "long-prompt": "bench.long_prompt",
     "long-turns": "bench.long_turns",
+    "trust": "bench.trust",
     "worker": "bench.worker",
     "handoff": "bench.handoff",
     "kv": "bench.kv.report",

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from edge.core.prompt_hashes import PromptHashes
 from edge.core.types import Lineage, TurnId
 from edge.legs import REQUEST_TYPES, LegOrder
 from enginelink.envelope import (
@@ -17,7 +18,6 @@ from enginelink.envelope import (
     Claims,
     Key,
     Signer,
-    prompt_sha256,
     signing_key,
 )
 
@@ -28,6 +28,7 @@ class EnvelopeSigner:
     def __init__(self, edge_id: str, keys: Sequence[Key], clock: Callable[[], float] = time.time) -> None:
         self._edge_id = edge_id
         self._clock = clock
+        self._hashes = PromptHashes()
         self._keys: Sequence[Key] = ()
         self._signers: dict[str, Signer] = {}
         self.use(keys)
@@ -55,7 +56,7 @@ class EnvelopeSigner:
             parent=lineage.parent or "",
             depth=lineage.depth,
             final=lineage.final,
-            prompt_sha256=prompt_sha256(order.token_ids),
+            prompt_sha256=self._hashes.sha256(lineage.conversation, order.token_ids),
         )
 
     def returned(self, lineage: Lineage, turn_id: TurnId, tenant: str, instance_id: str) -> str:

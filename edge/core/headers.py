@@ -76,6 +76,7 @@ def naming(claim: Claim, own: str) -> Claim:
             Code.INVALID,
             f"{EXTRA_CONVERSATION} and the metadata name different conversations.",
             param=EXTRA_CONVERSATION,
+            reason="two conversations",
         )
     return replace(claim, family=claim.family or "openengine", conversation=own, placement=None)
 

@@ -143,8 +143,10 @@ class Lineages:
         near = claim.root or named or claim.placement
         if stated is not None:
             family = stated.family
+        elif near is None:
+            family = FamilyKey(own)
         else:
-            family = FamilyKey(own if near is None else namespace.conversation(principal, near))
+            family = FamilyKey(parent if parent and near == named else namespace.conversation(principal, near))
         return Lineage(
             conversation=own,
             family=family,

@@ -52,19 +52,23 @@ class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _header_decoder = msgspec.json.Decoder(_Header)
 
 
+def _header(key: Key, typ: str) -> bytes:
+    return encode(msgspec.json.encode({"alg": "HS256", "kid": key.key_id, "typ": typ}))
+
+
 class CompactSigner:
     """Signs with one key; its header is encoded once."""
 
     def __init__(self, key: Key, typ: str) -> None:
-        self.start = encode(msgspec.json.encode({"alg": "HS256", "kid": key.key_id, "typ": typ})) + b"."
-        self._mac = hmac.new(key.secret, self.start, hashlib.sha256)
+        self._start = _header(key, typ) + b"."
+        self._mac = hmac.new(key.secret, self._start, hashlib.sha256)
 
     def sign(self, claims: bytes) -> str:
         """`claims`: a JSON object."""
         payload = encode(claims)
         mac = self._mac.copy()
         mac.update(payload)
-        return (self.start + payload + b"." + encode(mac.digest())).decode()
+        return (self._start + payload + b"." + encode(mac.digest())).decode()
 
 
 class CompactVerifier:
@@ -72,6 +76,8 @@ class CompactVerifier:
 
     def __init__(self, keys: Iterable[Key], typ: str, max_bytes: int) -> None:
         self._keys = {key.key_id: key for key in keys}
+        # As we write it, which need not be read; others may order it otherwise.
+        self._by_header = {_header(key, typ): key for key in self._keys.values()}
         self._typ = typ
         self._max_bytes = max_bytes
 
@@ -89,6 +95,12 @@ class CompactVerifier:
         return decode(payload), key
 
     def _key(self, header: bytes, now_s: float) -> Key:
+        key = self._by_header.get(header) or self._named(header)
+        if key is None or key.is_retired(now_s):
+            raise JwtError("unknown or retired key")
+        return key
+
+    def _named(self, header: bytes) -> Key | None:
         try:
             fields = _header_decoder.decode(decode(header))
         except msgspec.MsgspecError as error:
@@ -97,10 +109,7 @@ class CompactVerifier:
             raise JwtError("another algorithm")
         if fields.typ != self._typ:
             raise JwtError("another type")
-        key = self._keys.get(fields.kid)
-        if key is None or key.is_retired(now_s):
-            raise JwtError("unknown or retired key")
-        return key
+        return self._keys.get(fields.kid)
 
 
 def encode(data: bytes) -> bytes:
