@@ -20,7 +20,7 @@ from configuration.listening import AdminListen, AdminSetting, Listener
 from configuration.reading import Section, SettingsError, read_settings
 from configuration.sizes import Bytes
 from configuration.tls import ClientTls, ServerTls
-from edge.core.headers import HeaderNames, fold_name, is_internal
+from edge.core.headers import HeaderNames, fold_name, may_carry_ids
 from edge.core.jwt_keys import ALGORITHMS, ASYMMETRIC, SECRET_BYTES
 from edge.core.kv_index import least_bytes
 from edge.core.lineage_token import MAX_LIFE_S
@@ -34,13 +34,14 @@ def _header_name(text: str) -> str:
     folded = fold_name(text)
     if folded and not re.fullmatch(r"[a-z0-9-]{1,64}", folded):
         raise ValueError("must be a header's name of letters, digits and dashes, such as x-session-id")
-    if folded in _NO_IDS or is_internal(folded):
-        raise ValueError("must be a header that carries an id: this one is a credential, HTTP's own, or dropped")
+    if not may_carry_ids(folded):
+        raise ValueError(
+            "must be a header that can carry an id: this one is a credential, the protocol's own, or dropped"
+        )
     return folded
 
 
 _NAMES = HeaderNames()
-_NO_IDS = {"authorization", "connection", "content-length", "content-type", "cookie", "host", "x-api-key"}
 HeaderName = Annotated[str, AfterValidator(_header_name)]
 Seconds = Annotated[float, Field(gt=0.0)]
 Count = Annotated[int, Field(ge=1)]

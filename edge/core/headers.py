@@ -81,6 +81,11 @@ def naming(claim: Claim, own: str) -> Claim:
     return replace(claim, family=claim.family or "openengine", conversation=own, placement=None)
 
 
+_OTHER_USES = frozenset(
+    {"authorization", "cookie", "proxy-authorization", "set-cookie", "www-authenticate", "x-api-key"}
+    | {"connection", "content-encoding", "content-length", "content-type", "date", "host", "keep-alive", "retry-after"}
+    | {"server", "te", "trailer", "transfer-encoding", "upgrade", "x-kinroute-receipt", "x-request-id"}
+)
 Values = Mapping[str, str]
 
 
@@ -109,6 +114,11 @@ def fold_name(name: str) -> str:
 def is_internal(name: str) -> bool:
     """Whether a folded name is for our own parts to say, and nobody else's."""
     return _INTERNAL.match(name) is not None
+
+
+def may_carry_ids(name: str) -> bool:
+    """Whether a folded name can be configured: none of a credential, of HTTP or gRPC itself, or that is dropped."""
+    return not (name in _OTHER_USES or is_internal(name) or name.startswith("grpc-") or name.endswith("-bin"))
 
 
 def _as_utf8(value: str) -> str:

@@ -113,8 +113,10 @@ class Lineages:
                 raise EdgeError(Code.INVALID, message, param=param, reason=NO_TOKEN)
             return NO_TOKEN
         if claim.conversation is None and claim.parent is None and stated is None:
-            message = f"{param} says that a conversation ends, and none is named: send {names.conversation} too."
-            raise EdgeError(Code.INVALID, message, param=param, reason=NO_CONVERSATION)
+            if claim.explicit:
+                message = f"{param} says that a conversation ends, and none is named: send {names.conversation} too."
+                raise EdgeError(Code.INVALID, message, param=param, reason=NO_CONVERSATION)
+            return NO_CONVERSATION
         if stated is None or claim.parent is None:
             return ""
         if self.namespace.conversation(principal, claim.parent) == stated.conversation:

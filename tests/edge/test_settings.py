@@ -88,9 +88,10 @@ def test_the_environment_alone_is_enough() -> None:
         ({"affinity": {"headers": {"convrsation": "x"}}}, "did you mean conversation?"),
         ({"affinity": {"headers": {"parent": "x parent"}}}, "affinity.headers.parent is 'x parent'"),
         ({"affinity": {"headers": {"parent": "x-parent:"}}}, "a header's name of letters, digits and dashes"),
-        ({"affinity": {"headers": {"parent": "Authorization"}}}, "a credential, HTTP's own, or dropped"),
-        ({"affinity": {"headers": {"others": ["kinroute_lineage"]}}}, "a credential, HTTP's own, or dropped"),
-        ({"affinity": {"headers": {"parent": "x-trtllm-parent"}}}, "a credential, HTTP's own, or dropped"),
+        ({"affinity": {"headers": {"parent": "Authorization"}}}, "a credential, the protocol's own, or dropped"),
+        ({"affinity": {"headers": {"others": ["kinroute_lineage"]}}}, "a credential, the protocol's own, or dropped"),
+        ({"affinity": {"headers": {"lineage": "x-lineage-bin"}}}, "a credential, the protocol's own, or dropped"),
+        ({"affinity": {"headers": {"parent": "x-trtllm-parent"}}}, "a credential, the protocol's own, or dropped"),
         ({"affinity": {"headers": {"parent": "X_Kinroute_Lineage"}}}, "affinity.headers.lineage are both"),
         (
             {"conversation_affinity_header_for_subagents": "cookie"},

@@ -71,3 +71,31 @@ DYNAMO: dict[str, Headers] = {
 }
 
 AGENTS = {"claude-code": CLAUDE_CODE, "codex": CODEX, "opencode": OPENCODE, "dynamo": DYNAMO}
+
+SIDE: dict[str, tuple[str, Headers]] = {
+    "claude-code title": ("claude-code", CLAUDE_CODE["root"]),
+    "codex compaction": (
+        "codex",
+        [
+            *COMMON,
+            ("Originator", "codex_cli_rs"),
+            ("session_id", "s-1"),
+            ("thread_id", "t-8"),
+            ("x-codex-parent-thread-id", "t-1"),
+            ("x-openai-subagent", "compact"),
+        ],
+    ),
+    "codex review of a child's work": (
+        "codex",
+        [
+            *COMMON,
+            ("Originator", "codex_cli_rs"),
+            ("session_id", "s-1"),
+            ("thread_id", "t-9"),
+            ("x-codex-parent-thread-id", "t-2"),
+            ("x-openai-subagent", "review"),
+        ],
+    ),
+    "opencode title": ("opencode", OPENCODE["root"]),
+}
+"""Calls beside a conversation: under its own id, or as a task that is nobody's child."""

@@ -303,6 +303,7 @@ names = st.sampled_from(
         "x-session-id",
         "x-parent-session-id",
         "x-dynamo-session-final",
+        "X-Kinroute-Lineage",
     ]
 )
 values = st.text(st.characters(max_codepoint=255), max_size=8) | st.sampled_from(["true", "review", "a" * 300])

@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from edge.core.errors import Code, EdgeError
 from edge.core.headers import Claim, HeaderFamilies, fold
-from edge.core.lineage import Believed, Lineages
+from edge.core.lineage import Believed, Lineages, Proof
 from edge.core.lineage_token import Stated
 from edge.core.types import Lineage, Principal, Scope, TenantLimits
-from tests.edge.core.agents import AGENTS
+from tests.edge.core.agents import AGENTS, SIDE
 from tests.edge.core.lineages import make_lineages
 
 NOW_S = 1_000_000.0
@@ -64,6 +66,17 @@ def test_an_agents_tree_is_known_to_any_depth(agent: str) -> None:
     assert child.parent == root.conversation
     assert grandchild.parent == child.conversation
     assert placed_by(root) == placed_by(child) == root.conversation
+
+
+@pytest.mark.parametrize("call", SIDE)
+def test_a_call_beside_a_conversation_is_nobodys_child(call: str) -> None:
+    agent, sent = SIDE[call]
+    root, child, _ = agents_tree(agent)
+
+    side = lineage(HeaderFamilies().read(fold(sent)))
+
+    assert (side.parent, side.depth) == (None, 0)
+    assert side.family in (root.family, child.conversation), "near whom it works for"
 
 
 def test_a_grandchild_is_placed_by_its_root_where_its_headers_carry_it_else_by_its_parent() -> None:
@@ -359,3 +372,49 @@ def test_a_child_that_becomes_its_parents_parent_is_refused() -> None:
 
     assert refusal(Claim("kinroute", "p", "c", explicit=True), by=replica) == (Code.INVALID, "a cycle")
     assert believed(Claim("codex", "p", "c"), by=replica).told == "codex: a cycle"
+
+
+ids = st.none() | st.sampled_from("abc")
+claims = st.builds(
+    Claim,
+    family=st.sampled_from(["kinroute", "codex"]),
+    conversation=ids,
+    parent=ids,
+    root=ids,
+    final=st.booleans(),
+    side=st.booleans(),
+    explicit=st.booleans(),
+    placement=ids,
+    token=st.none() | st.sampled_from("abc") | st.just("forged"),
+)
+proofs = st.sampled_from(["namespace", "token"])
+
+
+@settings(max_examples=200)
+@given(st.lists(st.tuples(claims, st.sampled_from(["alice", "bob"]), st.booleans()), max_size=8), proofs)
+def test_whatever_is_claimed_a_parent_is_one_that_was_named_or_proven(
+    asked: list[tuple[Claim, str, bool]], proof: Proof
+) -> None:
+    replica = make_lineages(proof=proof, limits=TenantLimits(conversations=5, children=2), depth=3)
+    shown = {name: believed(Claim("kinroute", name, explicit=True), by=replica) for name in "abc"}
+
+    refused: list[tuple[Code, Claim]] = []
+    for claim, subject, affinity in asked:
+        token = shown[claim.token].token if claim.token in shown else claim.token
+        principal = caller(subject=subject, affinity=affinity)
+        try:
+            told = believed(dataclasses.replace(claim, token=token), principal, by=replica).lineage
+        except EdgeError as error:
+            refused.append((error.code, claim))
+            continue
+        named = (
+            lineage(Claim("kinroute", claim.parent, explicit=True), principal).conversation if claim.parent else None
+        )
+        proven = shown[claim.token].lineage.conversation if claim.token in shown else None
+        assert told.parent in (None, named if proof == "namespace" else None, proven)
+        assert told.parent != told.conversation
+        assert told.depth <= 3
+        assert affinity or (told.parent is None and not told.final)
+
+    assert {code for code, _ in refused} <= {Code.INVALID, Code.FORBIDDEN, Code.RATE_LIMITED}
+    assert all(claim.explicit or claim.token for _, claim in refused), "an agent's own hints are ignored instead"

@@ -12,7 +12,7 @@ import jwt
 import pytest
 
 from edge.core.types import ConversationKey, TenantLimits
-from tests.edge.core.agents import CLAUDE_CODE
+from tests.edge.core.agents import AGENTS, CLAUDE_CODE
 from tests.edge.core.lineages import LINEAGE_KEY, make_lineages
 from tests.edge.http.harness import KEY, MODEL, OTHER_KEY, Served, served
 
@@ -63,6 +63,20 @@ def test_what_shows_a_token_is_that_conversations_child_and_hands_on_its_own(edg
     assert {one.family for one in placed} == {conversation(root)}
     assert [one.depth for one in placed] == [0, 1, 2]
     assert placed[2].conversation == conversation(grandchild)
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_an_agents_own_headers_give_its_family_tree(edge: Served, agent: str) -> None:
+    with edge.client() as client:
+        for sent in AGENTS[agent].values():
+            own = [(name, value) for name, value in sent if name.lower() not in ("host", "authorization")]
+            answer = client.post("/v1/chat/completions", json=BODY, headers=[*client.headers.items(), *own])
+            assert answer.status_code == 200, answer.text
+
+    root, child, grandchild = (order.lineage for order in edge.worker.orders)
+    assert [one.parent for one in (root, child, grandchild)] == [None, root.conversation, child.conversation]
+    assert len({root.conversation, child.conversation, grandchild.conversation}) == 3
+    assert child.family == root.family
 
 
 def test_a_token_is_worth_nothing_to_another_tenant(edge: Served) -> None:
