@@ -27,7 +27,8 @@ class AdminListen(Section):
     @property
     def listener(self) -> Listener:
         carries = "metrics, keys and control calls"
-        return Listener("listen.admin", self.address, "listen.admin", self.tls, self.allow_plaintext, carries)
+        host, _ = split_address(self.address)
+        return Listener("listen.admin", self.address, host, "listen.admin", self.tls, self.allow_plaintext, carries)
 
 
 def _as_section(value: Any) -> Any:
@@ -44,6 +45,7 @@ class Listener:
 
     key: str
     address: str
+    host: str
     section: str
     tls: ServerTls | None
     allow_plaintext: bool
@@ -51,7 +53,7 @@ class Listener:
 
     @property
     def is_loopback(self) -> bool:
-        return is_loopback(split_address(self.address)[0])
+        return is_loopback(self.host)
 
     @property
     def is_exposed(self) -> bool:

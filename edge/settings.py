@@ -71,7 +71,9 @@ class Listen(Section):
         """The listeners that serve callers."""
         addresses = (("listen.http", self.http), ("listen.grpc", self.grpc))
         return tuple(
-            Listener(key, address, "listen", self.tls, self.allow_plaintext, "keys and prompts")
+            Listener(
+                key, address, split_address(address)[0], "listen", self.tls, self.allow_plaintext, "keys and prompts"
+            )
             for key, address in addresses
             if address is not None
         )

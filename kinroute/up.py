@@ -75,7 +75,10 @@ def _listen(config: dict[str, Any], port: int | None, admin_port: int | None) ->
     configured = config["edge"].get("listen") or {}
     listen = {}
     for name, default, flag in (("http", "127.0.0.1:8000", port), ("admin", "127.0.0.1:8001", admin_port)):
-        host, _, own = str(configured.get(name, default)).rpartition(":")
+        address = configured.get(name, default)
+        if isinstance(address, dict):
+            address = address.get("address", default)
+        host, _, own = str(address).rpartition(":")
         listen[name] = f"{host}:{own if flag is None else flag}"
     return listen
 
@@ -210,7 +213,10 @@ class System:
             "generation_servers": servers["generation"],
         }
         own = self._config["edge"]
-        self._start("edge", "edge", given | own | {"listen": (own.get("listen") or {}) | self._listen})
+        listen = (own.get("listen") or {}) | {"http": self._listen["http"]}
+        admin = listen.get("admin")
+        listen["admin"] = (admin if isinstance(admin, dict) else {}) | {"address": self._listen["admin"]}
+        self._start("edge", "edge", given | own | {"listen": listen})
         return "edge"
 
     def _start(self, command: str, name: str, config: dict[str, Any]) -> None:

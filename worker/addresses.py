@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from dataclasses import dataclass
 from typing import Self
+
+from configuration.addresses import split_address
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,21 +17,10 @@ class Address:
     @classmethod
     def parse(cls, text: str) -> Self:
         """Raises ValueError, saying what an address looks like."""
-        host, colon, port = text.rpartition(":")
-        if not colon or not host or not port.isdecimal() or int(port) > 65535:
-            raise ValueError("must be host:port with a port of 0 to 65535")
-        return cls(host.removeprefix("[").removesuffix("]"), int(port))
+        return cls(*split_address(text))
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether `host` names this machine alone. A name other than localhost is not trusted to."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class Reservation:

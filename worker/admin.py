@@ -16,12 +16,16 @@ from typing import Any, Protocol, TypeAlias
 import uvicorn
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from configuration.tls import Kept, ServerMaterial, renewing_context
 from worker import admin_calls
 from worker.admin_calls import Calls
 
 MAX_BODY_BYTES = 64 << 10
 BODY_DEADLINE_S = 10.0
+CERTIFIED = "kinroute.certified"
+"""Key of `scope["extensions"]` where the caller has shown a certificate that `client_ca_file` vouches for."""
 PROBES = ("/live", "/health", "/ready", "/metrics")
 
 Message: TypeAlias = MutableMapping[str, Any]
@@ -43,9 +47,10 @@ class Gone(Exception):
 
 
 class Admin:
-    """The ASGI application."""
+    """The ASGI application. `certified_only`: what is no probe is answered to callers with a certificate alone."""
 
-    def __init__(self, worker: Operated) -> None:
+    def __init__(self, worker: Operated, *, certified_only: bool = False) -> None:
+        self._certified_only = certified_only
         self._worker = worker
         self._calls = Calls(worker)
 
@@ -70,6 +75,8 @@ class Admin:
             return _json(405, {"error": f"{path} answers {wanted}"})
         if path in PROBES:
             return self._probe(path)
+        if self._certified_only and CERTIFIED not in scope.get("extensions", {}):
+            return _json(403, {"error": f"{path} is for callers with a certificate of listen.admin.tls.client_ca_file"})
         try:
             async with asyncio.timeout(BODY_DEADLINE_S):
                 body = await _read(receive)
@@ -111,13 +118,39 @@ def _json(status: int, value: dict[str, Any]) -> Reply:
     return status, "application/json", json.dumps(value).encode()
 
 
+class _Protocol(H11Protocol):
+    """Tells the application where the caller has shown a certificate."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if transport.get_extra_info("peercert"):
+            self.app = _certified(self.app)
+
+
+def _certified(app: Any) -> Any:
+    async def call(scope: Message, receive: Receive, send: Send) -> None:
+        await app({**scope, "extensions": {CERTIFIED: {}}}, receive, send)
+
+    return call
+
+
 class AdminServer(uvicorn.Server):
     """Serves on a socket that is already bound, and leaves signals to the process that runs it."""
 
-    def __init__(self, application: Admin) -> None:
-        super().__init__(
-            uvicorn.Config(application, log_config=None, access_log=False, lifespan="off", ws="none", interface="asgi3")
+    def __init__(self, application: Admin, tls: Kept[ServerMaterial] | None = None) -> None:
+        config = uvicorn.Config(
+            application,
+            http=_Protocol,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            interface="asgi3",
         )
+        config.load()
+        if tls is not None:
+            config.ssl = renewing_context(tls, certificate_optional=True)
+        super().__init__(config)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -117,7 +117,7 @@ class ControlService(service_pb2_grpc.ControlServicer):  # type: ignore[misc]  #
         try:
             self._worker.envelopes.require_link(envelope_in(context.invocation_metadata() or ()))
         except Refused:
-            why = f"Abort needs an envelope of purpose link in {LINEAGE}, but on loopback"
+            why = f"Abort needs an envelope of purpose link in {LINEAGE}, but on loopback or with a certificate"
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, why)
         match message.WhichOneof("target"):
             case "request_id":

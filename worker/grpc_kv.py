@@ -29,7 +29,8 @@ Stream: TypeAlias = grpc.aio.ServicerContext[kv_pb2.SubscribeKvEventsRequest, kv
 
 
 class Serving(Protocol):
-    """What subscribers need of the worker. `abort_allowed`: its listener is reached by this machine's users alone."""
+    """What subscribers need of the worker. `abort_allowed`: its listener is reached by this machine's users, or by
+    callers with a certificate, alone."""
 
     kv_events: EventLog
     abort_allowed: bool
@@ -59,7 +60,7 @@ class KvSubscribers:
         if not self._worker.abort_allowed:
             raise Refused(
                 error_pb2.ERROR_CODE_INVALID_ARGUMENT,
-                "KV events are served on loopback alone",
+                "KV events are served on loopback, or to callers with a certificate, alone",
                 status=grpc.StatusCode.UNAUTHENTICATED,
             )
         _require_rank_0(request.data_parallel_ranks)

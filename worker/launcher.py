@@ -56,14 +56,15 @@ def launch(settings: WorkerSettings) -> ExitCode:
     """Run the worker until SIGTERM or SIGINT; a second signal does not wait for running requests."""
     try:
         grpc = Reservation(Address.parse(settings.listen.grpc))
-        admin = Reservation(Address.parse(settings.listen.admin))
+        admin = Reservation(Address.parse(settings.listen.admin.address))
     except OSError as error:
         sys.stderr.write(
-            f"The worker cannot listen on {settings.listen.grpc} and {settings.listen.admin}: {error.strerror}. "
-            "Choose others with listen.grpc and listen.admin.\n"
+            f"The worker cannot listen on {settings.listen.grpc} and {settings.listen.admin.address}: "
+            f"{error.strerror}. Choose others with listen.grpc and listen.admin.\n"
         )
         return ExitCode.ADDRESS_TAKEN
-    listen = settings.listen.model_copy(update={"grpc": str(grpc.address), "admin": str(admin.address)})
+    administered = settings.listen.admin.model_copy(update={"address": str(admin.address)})
+    listen = settings.listen.model_copy(update={"grpc": str(grpc.address), "admin": administered})
     launcher = Launcher(settings.model_copy(update={"listen": listen}))
     try:
         return launcher.run()
@@ -171,7 +172,8 @@ class Launcher:
         """Once: they stay the same when the ranks are started again."""
         if not self._announced:
             self._announced = True
-            _say("listening", grpc=self._settings.listen.grpc, admin=self._settings.listen.admin)
+            listen = self._settings.listen
+            _say("listening", grpc=listen.grpc, admin=listen.admin.address)
 
     def _silent(self, group: RankGroup, alive: set[int]) -> str:
         limit_s = time.monotonic() - LONGEST_SILENCE_S

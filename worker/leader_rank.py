@@ -14,7 +14,6 @@ from typing import TypeVarTuple, Unpack
 import structlog
 import uvloop
 
-from worker.addresses import Address, is_loopback
 from worker.commands import Command, Stop
 from worker.exits import ExitCode
 from worker.leader_engine import LeaderEngine
@@ -54,8 +53,7 @@ class LeaderRank:
     async def _serve(self) -> ExitCode:
         self._loop = asyncio.get_running_loop()
         self._end = self._loop.create_future()
-        on_loopback = is_loopback(Address.parse(self._settings.listen.grpc).host)
-        self._service = Service(self._settings, self._inbox.put, on_loopback=on_loopback)
+        self._service = Service(self._settings, self._inbox.put)
         self._service.metrics.count_mismatches(self._place.mismatches)
         servers = Servers(self._service, self._settings.listen)
         await servers.start()

@@ -45,7 +45,8 @@ NO_LINEAGE = Lineage()
 class Envelopes:
     """Believes what an edge signed for this very start of this worker, once.
 
-    `required`: a link needs an envelope, because others than this machine's users reach the listener.
+    `required`: a link needs an envelope, because others than this machine's users reach the listener, and have shown no
+    certificate. Where it does not, and there are no keys, whatever comes instead of one is not looked at.
     """
 
     def __init__(self, keys: WorkerKeys, instance_id: str, *, required: bool, guard: ReplayGuard | None = None) -> None:
@@ -58,7 +59,7 @@ class Envelopes:
 
     def require_link(self, envelope: str) -> None:
         """Raises Refused where a link may not be opened, or a request aborted, with `envelope`."""
-        if envelope or self._required:
+        if self._required or (envelope and self._keys.is_configured):
             self._verify(envelope, purpose=PURPOSE_LINK)
 
     def lineage_of(

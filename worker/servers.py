@@ -6,6 +6,8 @@ import asyncio
 
 import grpc
 
+from configuration.grpc_tls import server_credentials
+from configuration.tls import Watch, server_material
 from enginelink.standard_services import add_standard_services
 from enginelink.v1 import link_pb2_grpc
 from openengine.v1 import service_pb2_grpc
@@ -36,7 +38,7 @@ SERVICES = ("openengine.v1.Inference", "openengine.v1.Control", "enginelink.v1.E
 
 
 class Servers:
-    """Serve `service` from `start` to `stop`."""
+    """Serve `service` from `start` to `stop`. Raises SettingsError where a certificate cannot be used."""
 
     def __init__(self, service: Service, listen: Listen) -> None:
         self._listen = listen
@@ -47,16 +49,24 @@ class Servers:
         link_pb2_grpc.add_EngineLinkServicer_to_server(LinkService(service), self._grpc)
         self._health = add_standard_services(self._grpc, SERVICES)
         self._health_task: asyncio.Task[None] | None = None
-        self._admin = AdminServer(Admin(service))
+        admin = listen.admin
+        self._tls = None if listen.tls is None else server_material(listen.tls, "listen.tls")
+        admin_tls = None if admin.tls is None else server_material(admin.tls, "listen.admin.tls")
+        self._admin = AdminServer(Admin(service, certified_only=not admin.listener.is_loopback), admin_tls)
+        self._watch = Watch([one for one in (self._tls, admin_tls) if one is not None])
         self._admin_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Raises OSError or RuntimeError where an address cannot be had."""
-        if not self._grpc.add_insecure_port(self._listen.grpc):
+        if self._tls is None:
+            port = self._grpc.add_insecure_port(self._listen.grpc)
+        else:
+            port = self._grpc.add_secure_port(self._listen.grpc, server_credentials(self._tls))
+        if not port:
             raise OSError(f"listen.grpc {self._listen.grpc} cannot be bound")
         await self._grpc.start()
         self._health_task = asyncio.create_task(self._health.follow(self._service.is_ready), name="health")
-        listener = shared_listener(Address.parse(self._listen.admin))
+        listener = shared_listener(Address.parse(self._listen.admin.address))
         self._admin_task = asyncio.create_task(self._admin.run_on(listener), name="admin")
 
     async def stop(self) -> None:
@@ -67,3 +77,4 @@ class Servers:
         if self._admin_task is not None:
             await asyncio.wait([self._admin_task], timeout=GRACE_S)
             self._admin_task.cancel()
+        self._watch.close()

@@ -63,7 +63,7 @@ class Opened:
 class Service:
     """Rank 0's state. Everything but `post` runs on the event loop."""
 
-    def __init__(self, settings: WorkerSettings, post: Callable[[Command], None], *, on_loopback: bool) -> None:
+    def __init__(self, settings: WorkerSettings, post: Callable[[Command], None]) -> None:
         self.metrics = Metrics()
         self.requests = Requests(post, self.metrics)
         self.requests.refusing = "the model is still being loaded"
@@ -75,11 +75,11 @@ class Service:
             self.metrics.kv_events,
         )
         self.keys = WorkerKeys(settings.keys_file)
-        self.envelopes = Envelopes(self.keys, self.instance_id, required=not on_loopback)
+        self.envelopes = Envelopes(self.keys, self.instance_id, required=not settings.listen.trusts_callers)
         self._affinity = AffinityHints(settings.internal_request_auth_key_file)
         self.role = settings.role
         self.model_name = settings.model_name
-        self.abort_allowed = on_loopback
+        self.abort_allowed = settings.listen.trusts_callers
         self._settings = settings
         self._post = post
         self._state = State.STARTING

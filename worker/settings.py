@@ -14,8 +14,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from configuration.addresses import AddressText, is_loopback, split_address
+from configuration.listening import AdminListen, AdminSetting, Listener
 from configuration.reading import Section, SettingsError, read_settings
-from worker.addresses import Address, is_loopback
+from configuration.tls import ClientTls, ServerTls
 from worker.kv_settings import KvCacheConfig, require_sense
 
 PREFIX = "KINROUTE_WORKER_"
@@ -26,24 +28,33 @@ def _network(text: str) -> str:
     return text
 
 
-def _address(text: str) -> str:
-    Address.parse(text)
-    return text
-
-
-AddressText = Annotated[str, AfterValidator(_address)]
 Network = Annotated[str, AfterValidator(_network)]
 
 
 class Listen(Section):
     """`grpc` serves OpenEngine and EngineLink, `admin` probes, metrics and control calls. Port 0 takes a free one.
 
-    `allow_plaintext`: a `grpc` address that is not loopback is refused without it: what travels there is not encrypted.
+    `tls`: of `grpc`, and of the ports where pages are served. `allow_plaintext`: addresses of theirs that are not
+    loopback are refused without `tls` or this. `allow_anonymous`: a `grpc` address that is not loopback is refused
+    without `keys_file`, `tls.client_ca_file` or this; with this alone, nobody may open links, abort or follow KV
+    events.
     """
 
     grpc: AddressText = "127.0.0.1:7100"
-    admin: AddressText = "127.0.0.1:7101"
+    admin: AdminSetting = AdminListen(address="127.0.0.1:7101")
     allow_plaintext: bool = False
+    allow_anonymous: bool = False
+    tls: ServerTls | None = None
+
+    @property
+    def is_loopback(self) -> bool:
+        """Only this machine's users reach `grpc`."""
+        return is_loopback(split_address(self.grpc)[0])
+
+    @property
+    def trusts_callers(self) -> bool:
+        """Whoever calls on `grpc` is this machine's user, or has shown a certificate."""
+        return self.is_loopback or (self.tls is not None and self.tls.client_ca_file is not None)
 
 
 class SchedulerSettings(Section):
@@ -57,13 +68,16 @@ class SchedulerSettings(Section):
 class KvTransfer(Section):
     """`listen_host`: where this worker's ranks serve pages, each on a free port. `allowed_networks`: what it dials.
 
-    `handoff_timeout_s`: how long a context leg's pages wait for the generation worker.
+    `handoff_timeout_s`: how long a context leg's pages wait for the generation worker. `tls`: how others' ports are
+    dialled, where they speak TLS; without it, as `listen.tls` says: its `client_ca_file` vouches for them, and its
+    certificate is shown to them.
     """
 
     listen_host: str = "127.0.0.1"
     allowed_networks: tuple[Network, ...] = ("127.0.0.0/8", "::1/128")
     timeout_s: Annotated[float, Field(gt=0.0)] = 30.0
     handoff_timeout_s: Annotated[float, Field(gt=0.0)] = 60.0
+    tls: ClientTls | None = None
 
 
 class Group(Section):
@@ -116,6 +130,39 @@ class WorkerSettings(Section):
         return self.served_model_name or self.model.resolve().name
 
     @property
+    def listeners(self) -> tuple[Listener, ...]:
+        listen, host = self.listen, self.kv_transfer.listen_host
+        what = (listen.tls, listen.allow_plaintext)
+        grpc_host, _ = split_address(listen.grpc)
+        return (
+            Listener("listen.grpc", listen.grpc, grpc_host, "listen", *what, "prompts and answers"),
+            Listener("kv_transfer.listen_host", host, host, "listen", *what, "the pages of prompts"),
+            listen.admin.listener,
+        )
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What an operator should know at the start."""
+        found = [warning for listener in self.listeners for warning in listener.warnings]
+        if not self.listen.trusts_callers and self.keys_file is None:
+            found.append("listen.allow_anonymous is true: whoever reaches listen.grpc is served; no edge can be linked")
+        return tuple(found)
+
+    @property
+    def pull_tls(self) -> ClientTls | None:
+        """How pages of other workers are asked for over TCP; None: without TLS."""
+        own, tls = self.listen.tls, self.kv_transfer.tls
+        if own is None:
+            return tls
+        if tls is None:
+            if own.client_ca_file is None:
+                return None
+            tls = ClientTls(ca_file=own.client_ca_file)
+        if tls.certificate_file is not None or tls.key_file is not None:
+            return tls
+        return tls.model_copy(update={"certificate_file": own.certificate_file, "key_file": own.key_file})
+
+    @property
     def rank_threads(self) -> int:
         return self.threads_per_rank or max(1, len(os.sched_getaffinity(0)) // self.tensor_parallel_size)
 
@@ -144,22 +191,19 @@ def _require_sense(settings: WorkerSettings) -> None:
         raise SettingsError(
             f"model is {str(settings.model)!r}: no config.json there; give a Hugging Face model folder."
         )
-    grpc = Address.parse(settings.listen.grpc)
-    if not is_loopback(grpc.host):
-        if not settings.listen.allow_plaintext:
-            raise SettingsError(
-                f"listen.grpc is {settings.listen.grpc!r}, not a loopback address: requests would travel unencrypted; "
-                "set listen.allow_plaintext: true if something else protects that network."
-            )
-        if settings.keys_file is None:
-            raise SettingsError(
-                f"listen.grpc is {settings.listen.grpc!r}, not a loopback address: set keys_file, so that only "
-                "edges that hold its keys are served."
-            )
-    if not is_loopback(Address.parse(settings.listen.admin).host):
+    for listener in settings.listeners:
+        listener.require_protection()
+    listen = settings.listen
+    if not listen.trusts_callers and settings.keys_file is None and not listen.allow_anonymous:
         raise SettingsError(
-            f"listen.admin is {settings.listen.admin!r}: its control calls ask for no key, so it must be a loopback "
-            "address."
+            f"listen.grpc is {listen.grpc!r}, not a loopback address: set keys_file or listen.tls.client_ca_file, so "
+            "that only edges that hold its keys, or a certificate, are linked; or listen.allow_anonymous: true, to "
+            "link none and serve OpenEngine alone."
+        )
+    if listen.tls is not None and settings.pull_tls is None and settings.role != "context":
+        raise SettingsError(
+            "kv_transfer.tls is missing: listen.tls has no client_ca_file, so it is not known who vouches for the "
+            "workers that pages are pulled from; set kv_transfer.tls.ca_file."
         )
     if settings.kv_transfer.listen_host in {"", "0.0.0.0", "::"}:  # noqa: S104 - refused here
         raise SettingsError(

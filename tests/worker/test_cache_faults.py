@@ -198,7 +198,7 @@ class BrokenEngine(LeaderEngine):
 async def test_an_engine_thread_that_died_does_not_leave_health_green(tmp_path: Path) -> None:
     settings = WorkerSettings(model=make_tiny_model(tmp_path / "model"))
     inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
-    service = Service(settings, inbox.put, on_loopback=True)
+    service = Service(settings, inbox.put)
     codes: list[ExitCode] = []
 
     def failed(why: str, code: ExitCode, recording: Path | None) -> None:

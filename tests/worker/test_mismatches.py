@@ -68,7 +68,7 @@ def test_what_happened_before_and_what_happens_are_one_count() -> None:
 
 
 def test_suspended_requests_are_shown_as_the_last_step_left_them() -> None:
-    service = Service(SETTINGS, lambda command: None, on_loopback=True)
+    service = Service(SETTINGS, lambda command: None)
     for suspended in (2, 1):
         service.deliver(StepTold(1, (), LoadSnapshot(1, 5, 9, 3, 8, suspended)))
 

@@ -35,7 +35,11 @@ def test_the_environment_overrides_the_file_at_every_level(tmp_path: Path, model
         file, {"KINROUTE_WORKER_ROLE": "generation", "KINROUTE_WORKER_LISTEN__GRPC": "127.0.0.1:9"}
     )
 
-    assert (settings.role, settings.listen.grpc, settings.listen.admin) == ("generation", "127.0.0.1:9", "127.0.0.1:2")
+    assert (settings.role, settings.listen.grpc, settings.listen.admin.address) == (
+        "generation",
+        "127.0.0.1:9",
+        "127.0.0.1:2",
+    )
 
 
 @pytest.mark.parametrize(
