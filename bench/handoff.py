@@ -1,4 +1,5 @@
-"""Handoff: GB/s and µs per 64 KB page out of another process, through shared memory and TCP, against a plain memcpy.
+"""Handoff: GB/s and µs per 64 KB page out of another process, through shared memory, TCP, and TCP with mutual TLS,
+against a plain memcpy.
 
 The source is a process of its own. Pages lie side by side, or scattered; `half` pulls half of each page's heads, as
 between groups of unequal size. All in one run: `memcpy` copies as many bytes from one array to another.
@@ -14,16 +15,20 @@ import secrets
 import statistics
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from bench.certificates import Authority
+from configuration.tls import ClientTls, ServerTls, client_material, server_material
 from worker.core.handoff import KvSource, SessionRef
 from worker.memory.device import DevicePool
 from worker.memory.layout import KvLayout
@@ -40,6 +45,8 @@ REPEATS = 7
 LONE_PULLS = 200
 TIMEOUT_S = 60.0
 
+WAYS = ("shared memory", "tcp", "tls")
+
 Pages = npt.NDArray[np.int32]
 
 
@@ -49,10 +56,9 @@ def run(*, num_pages: int = NUM_PAGES, repeats: int = REPEATS, lone_pulls: int =
     far = np.random.default_rng(0).permutation(near)
     rows = [_memcpy(num_pages * WHOLE.page_bytes, repeats)]
     for layout, heads in ((WHOLE, "whole"), (HALF, "half")):
-        with _source(num_pages) as source, _rank(layout, num_pages) as rank:
-            for way, (arrangement, pages) in itertools.product(
-                ("shared memory", "tcp"), (("near", near), ("far", far))
-            ):
+        with _ends(layout, num_pages) as ends:
+            for way, (arrangement, pages) in itertools.product(WAYS, (("near", near), ("far", far))):
+                source, rank = ends[way]
                 seconds = [rank.pull(source, pages, way) for _ in range(repeats + 1)][1:]
                 row = _row(way, f"{heads}, {arrangement}", num_pages * layout.page_bytes, seconds, layout.page_bytes)
                 if heads == "whole" and arrangement == "near":
@@ -130,9 +136,22 @@ class _Source:
 
 
 @contextlib.contextmanager
-def _source(num_pages: int) -> Iterator[_Source]:
+def _ends(layout: KvLayout, num_pages: int) -> Iterator[dict[str, tuple[_Source, _Rank]]]:
+    """Both ends of each way."""
+    with contextlib.ExitStack() as stack:
+        authority = Authority(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+        worker = authority.issue("worker")
+        plain = stack.enter_context(_source(num_pages)), stack.enter_context(_rank(layout, num_pages))
+        files = (authority.file, *worker.pair)
+        tls = stack.enter_context(_source(num_pages, *files)), stack.enter_context(_rank(layout, num_pages, *files))
+        yield {"shared memory": plain, "tcp": plain, "tls": tls}
+
+
+@contextlib.contextmanager
+def _source(num_pages: int, *files: str) -> Iterator[_Source]:
+    """`files`: authority, certificate and key, where it speaks TLS."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "bench.handoff", "--serve", str(num_pages)],
+        [sys.executable, "-m", "bench.handoff", "--serve", str(num_pages), *files],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -147,15 +166,19 @@ def _source(num_pages: int) -> Iterator[_Source]:
 class _Rank:
     """The pulling side."""
 
-    def __init__(self, layout: KvLayout, num_pages: int) -> None:
+    def __init__(self, layout: KvLayout, num_pages: int, *files: str) -> None:
+        tls = None
+        if files:
+            names = dict(zip(("ca_file", "certificate_file", "key_file"), files, strict=True))
+            tls = client_material(ClientTls.model_validate(names), "tls")
         self._pool = DevicePool(layout, num_pages, torch.device("cpu"))
         self._pool.tensor.zero_()
-        self._client = TransferClient(self._pool, layout, ("127.0.0.0/8",), TIMEOUT_S)
+        self._client = TransferClient(self._pool, layout, ("127.0.0.0/8",), TIMEOUT_S, tls)
 
     def pull(self, source: _Source, pages: Pages, way: str) -> float:
         """Seconds from the call to its callback."""
         ref = source.pin(pages)
-        if way == "tcp":
+        if way != "shared memory":
             ref = dataclasses.replace(ref, host_key="")
         results: list[PullResult] = []
         came = threading.Event()
@@ -169,7 +192,7 @@ class _Rank:
         came.wait()
         taken_s = time.perf_counter() - began_s
         assert results[0].why is None, results[0].why
-        assert bool(results[0].tcp_bytes) == (way == "tcp"), f"the pages did not come over {way}"
+        assert bool(results[0].tcp_bytes) == (way != "shared memory"), f"the pages did not come over {way}"
         return taken_s
 
     def close(self) -> None:
@@ -178,15 +201,19 @@ class _Rank:
 
 
 @contextlib.contextmanager
-def _rank(layout: KvLayout, num_pages: int) -> Iterator[_Rank]:
-    with contextlib.closing(_Rank(layout, num_pages)) as rank:
+def _rank(layout: KvLayout, num_pages: int, *files: str) -> Iterator[_Rank]:
+    with contextlib.closing(_Rank(layout, num_pages, *files)) as rank:
         yield rank
 
 
-def _serve(num_pages: int) -> None:
+def _serve(num_pages: int, *files: str) -> None:
+    tls = None
+    if files:
+        names = dict(zip(("client_ca_file", "certificate_file", "key_file"), files, strict=True))
+        tls = server_material(ServerTls.model_validate(names), "tls")
     pool = DevicePool(WHOLE, num_pages, torch.device("cpu"))
     pool.tensor.fill_(1.0)
-    server = TransferServer(pool, WHOLE, "127.0.0.1")
+    server = TransferServer(pool, WHOLE, "127.0.0.1", tls=tls)
     server.start()
     print(json.dumps([server.address, server.host_key]), flush=True)
     for line in sys.stdin:
@@ -199,7 +226,7 @@ def _serve(num_pages: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
-        _serve(int(sys.argv[2]))
+        _serve(int(sys.argv[2]), *sys.argv[3:])
     else:
         measured = run()
         print(table(measured), file=sys.stderr)

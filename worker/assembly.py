@@ -11,6 +11,8 @@ import structlog
 import torch
 
 from configuration.reading import SettingsError
+from configuration.tls import Watch
+from worker.certificates import TransferCertificates
 from worker.control import Facts, Pulled, Setup
 from worker.core.config import CacheConfig, ReusePolicy
 from worker.core.handoff import KvShape
@@ -95,7 +97,8 @@ class Loaded:
         runner = ModelRunner(self.model, self.communicator, pool)
         warm_up(runner, pool)
         transfer = self.settings.kv_transfer
-        server = TransferServer(pool, self.layout, transfer.listen_host)
+        certificates = TransferCertificates.read(self.settings)
+        server = TransferServer(pool, self.layout, transfer.listen_host, tls=certificates.server)
         if on_released is not None:
             server.on_release(on_released)
         server.start()
@@ -103,7 +106,9 @@ class Loaded:
             replica=Replica(self._cache_config(setup)),
             runner=runner,
             server=server,
-            client=TransferClient(pool, self.layout, transfer.allowed_networks, transfer.timeout_s),
+            client=TransferClient(
+                pool, self.layout, transfer.allowed_networks, transfer.timeout_s, certificates.client
+            ),
             sessions=self.sessions,
             on_pulled=on_pulled,
             mover=mover,
@@ -111,7 +116,7 @@ class Loaded:
         # What was loaded stays: collections need not look at it again.
         gc.collect()
         gc.freeze()
-        return Assembly(engine, pool, self.communicator, self.model.facts)
+        return Assembly(engine, pool, self.communicator, self.model.facts, Watch(certificates.all))
 
     def _mover(self, setup: Setup, pool: DevicePool, on_copied: Callable[[CopyEnded], None]) -> Mover | None:
         if not setup.num_host_pages and not setup.num_disk_pages:
@@ -163,6 +168,7 @@ class Assembly:
     pool: DevicePool
     communicator: Communicator
     facts: ModelFacts
+    watch: Watch
 
     @property
     def shape(self) -> KvShape:
@@ -179,6 +185,7 @@ class Assembly:
     def close(self) -> None:
         if self.engine.mover is not None:
             self.engine.mover.close()
+        self.watch.close()
         self.engine.client.close()
         self.engine.server.close()
         self.communicator.close()

@@ -12,11 +12,15 @@ def test_the_bench_pulls_each_way_and_compares_with_memcpy() -> None:
         ("shared memory", "whole, far"),
         ("tcp", "whole, near"),
         ("tcp", "whole, far"),
+        ("tls", "whole, near"),
+        ("tls", "whole, far"),
         ("shared memory", "half, near"),
         ("shared memory", "half, far"),
         ("tcp", "half, near"),
         ("tcp", "half, far"),
+        ("tls", "half, near"),
+        ("tls", "half, far"),
     ]
     assert results["page_bytes"] == 65536
     assert all(row["gb_per_s"] > 0 for row in results["rows"])
-    assert len(handoff.table(results).splitlines()) == 10
+    assert len(handoff.table(results).splitlines()) == 14

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from bench.certificates import Authority
 from configuration.reading import SettingsError
 from configuration.tls import ClientTls, Kept, ServerMaterial, ServerTls, Watch, client_material, server_material
-from tests.certificates import Authority
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ import openai
 import pytest
 import yaml
 
+from bench.certificates import Authority
 from bench.fake_engine import answer_token
 from edge.keyring import Keyring
-from tests.certificates import Authority
 from tests.edge.http.harness import make_text_folder
 
 DEADLINE_S = 20.0

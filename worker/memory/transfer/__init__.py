@@ -6,5 +6,6 @@ them: on one host it maps the source's pages and copies them itself, otherwise t
 memory where they belong. A pull that reports success has pages that were pinned until their last byte was read.
 
 Everything here runs on two threads of its own, one that serves and one that pulls; nothing waits on the engine thread.
-The bytes are not encrypted: the network between workers must be one that others cannot read.
+What goes over TCP is encrypted where the worker has certificates; else the network between workers must be one that
+others cannot read.
 """

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import structlog
 
+from configuration.tls import ClientMaterial, Kept
 from worker.core.handoff import KvSource, SessionRef
 from worker.core.networks import AllowedNetworks
 from worker.core.shards import Overlap, overlaps
@@ -57,16 +58,24 @@ class Pull:
 class TransferClient:
     """`pull`, `cancel` and `release` may be called from any thread and do not wait; a thread of the client's own works.
 
-    `allowed_networks`: what it dials, in CIDR notation. `timeout_s`: how long a whole pull may take.
+    `allowed_networks`: what it dials, in CIDR notation. `timeout_s`: how long a whole pull may take. `tls`: what is
+    pulled over TCP is pulled in TLS, or not at all.
     """
 
-    def __init__(self, pool: DevicePool, layout: KvLayout, allowed_networks: Sequence[str], timeout_s: float) -> None:
+    def __init__(
+        self,
+        pool: DevicePool,
+        layout: KvLayout,
+        allowed_networks: Sequence[str],
+        timeout_s: float,
+        tls: Kept[ClientMaterial] | None = None,
+    ) -> None:
         self._layout = layout
         self._networks = AllowedNetworks(allowed_networks)
         self._timeout_s = timeout_s
         self._fetcher = Fetcher(page_bytes_of(pool), layout)
         self._host_key = shared_memory.host_key() if self._fetcher.can_map else ""
-        self._peers = Peers()
+        self._peers = Peers(tls)
         self._releases: set[asyncio.Task[None]] = set()
         self._lock = threading.Lock()
         self._pulls: set[Pull] = set()

@@ -1,10 +1,11 @@
-"""A stream socket on the running loop that reads straight into memory of the caller's."""
+"""A stream socket on the running loop, with or without TLS, that reads straight into memory of the caller's."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ MAX_PIECES = 64
 """Given to the system at once: else each scattered page costs a call, and often a wait."""
 FAIR_BYTES = 16 << 20
 """How much one connection moves before others get a turn."""
+WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class Connection:
@@ -29,13 +31,16 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._moved = 0
 
+    async def handshake(self) -> None:
+        """Nothing, without TLS."""
+
     async def send(self, *pieces: bytes | memoryview) -> None:
         left = deque(memoryview(piece) for piece in pieces)
         while left:
             try:
-                sent = self.socket.sendmsg(itertools.islice(left, MAX_PIECES))
-            except BlockingIOError:
-                await self._writable()
+                sent = self._send_some(left)
+            except WAITS as wait:
+                await self._until_possible(wait, sending=True)
                 continue
             await self._moved_bytes(left, sent)
 
@@ -44,9 +49,9 @@ class Connection:
         left = deque(piece for piece in pieces if piece)
         while left:
             try:
-                received = self.socket.recvmsg_into(itertools.islice(left, MAX_PIECES))[0]
-            except BlockingIOError:
-                await self._readable()
+                received = self._receive_some(left)
+            except WAITS as wait:
+                await self._until_possible(wait)
                 continue
             if not received:
                 raise ConnectionResetError("the other end closed the connection")
@@ -92,6 +97,19 @@ class Connection:
             self._loop.remove_writer(self.socket.fileno())
             self.socket.close()
 
+    def _send_some(self, left: deque[memoryview]) -> int:
+        return self.socket.sendmsg(itertools.islice(left, MAX_PIECES))
+
+    def _receive_some(self, left: deque[memoryview]) -> int:
+        return self.socket.recvmsg_into(itertools.islice(left, MAX_PIECES))[0]
+
+    async def _until_possible(self, wait: Exception, *, sending: bool = False) -> None:
+        """Until what raised `wait` may be tried again."""
+        if isinstance(wait, ssl.SSLWantWriteError) or (sending and isinstance(wait, BlockingIOError)):
+            await self._writable()
+        else:
+            await self._readable()
+
     async def _moved_bytes(self, left: deque[memoryview], count: int) -> None:
         """Drop the first `count` bytes of what is `left` to move."""
         self._moved += count
@@ -118,6 +136,36 @@ class Connection:
             await future
         finally:
             self._loop.remove_writer(self.socket.fileno())
+
+
+class TlsConnection(Connection):
+    """`handshake` comes before all else."""
+
+    def __init__(self, sock: socket.socket, context: ssl.SSLContext, *, server_name: str | None = None) -> None:
+        """`server_name`: to be found in the other end's certificate, a name or an address; None: we are the server.
+
+        Raises OSError where the other end is gone already.
+        """
+        super().__init__(sock)
+        self._tls = self.socket = context.wrap_socket(
+            sock, server_side=server_name is None, server_hostname=server_name, do_handshake_on_connect=False
+        )
+
+    async def handshake(self) -> None:
+        """Raises OSError where the other end speaks no TLS, or shows no certificate that is to be believed."""
+        while True:
+            try:
+                self._tls.do_handshake()
+            except WAITS as wait:
+                await self._until_possible(wait)
+            else:
+                return
+
+    def _send_some(self, left: deque[memoryview]) -> int:
+        return self._tls.send(left[0])
+
+    def _receive_some(self, left: deque[memoryview]) -> int:
+        return self._tls.recv_into(left[0])
 
 
 def _settle(future: asyncio.Future[None]) -> None:

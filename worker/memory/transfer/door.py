@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import structlog
 
+from configuration.tls import Kept, ServerMaterial
 from worker.memory.transfer import shared_memory
-from worker.memory.transfer.connection import Connection
+from worker.memory.transfer.connection import Connection, TlsConnection
 
 PAUSE_S = 0.1
 
@@ -29,10 +30,17 @@ class Door:
     """Runs `serve` for every connection in a task of its own, and closes the connection when that ends.
 
     Where `max_connections` are open, the oldest visitor that has proven nothing makes room; where all have, whoever
-    comes is closed at once. On a Unix socket only processes of our own user get in.
+    comes is closed at once. On a Unix socket only processes of our own user get in; with `tls`, other sockets speak it,
+    and the handshake is left to `serve`.
     """
 
-    def __init__(self, serve: Callable[[Visitor], Awaitable[None]], max_connections: int) -> None:
+    def __init__(
+        self,
+        serve: Callable[[Visitor], Awaitable[None]],
+        max_connections: int,
+        tls: Kept[ServerMaterial] | None = None,
+    ) -> None:
+        self._tls = tls
         self._serve = serve
         self._max_connections = max_connections
         self._visitors: dict[asyncio.Task[None], Visitor] = {}
@@ -51,10 +59,20 @@ class Door:
             if is_foreign or not self._make_room():
                 accepted.close()
                 continue
-            visitor = Visitor(Connection(accepted))
+            try:
+                visitor = Visitor(self._connection(accepted))
+            except OSError:
+                # It has sent something and left before a handshake could begin.
+                accepted.close()
+                continue
             task = loop.create_task(self._visit(visitor))
             self._visitors[task] = visitor
             task.add_done_callback(self._forget)
+
+    def _connection(self, accepted: socket.socket) -> Connection:
+        if self._tls is None or accepted.family == socket.AF_UNIX:
+            return Connection(accepted)
+        return TlsConnection(accepted, self._tls.current.context)
 
     def _make_room(self) -> bool:
         if len(self._visitors) < self._max_connections:

@@ -14,9 +14,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from configuration.tls import ClientMaterial, Kept
 from worker.core.handoff import KvSource
 from worker.memory.transfer import shared_memory, wire
-from worker.memory.transfer.connection import Connection
+from worker.memory.transfer.connection import Connection, TlsConnection
 from worker.memory.transfer.wire import Greeting, Reply, Request, Status
 
 CONNECT_S = 5.0
@@ -91,9 +92,10 @@ def _accepted(data: bytes) -> Reply:
 
 
 class Peers:
-    """Used on one loop."""
+    """Used on one loop. With `tls`, all that is not on a Unix socket is spoken in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: Kept[ClientMaterial] | None = None) -> None:
+        self._tls = tls
         self._idle: dict[Way, list[Peer]] = {}
         self._pools: weakref.WeakValueDictionary[bytes, MappedPool] = weakref.WeakValueDictionary()
 
@@ -129,8 +131,9 @@ class Peers:
             return peer
         try:
             async with asyncio.timeout(CONNECT_S):
-                connection = await _dial(way)
+                connection = await _dial(way, None if self._tls is None else self._tls.current)
                 try:
+                    await connection.handshake()
                     greeting = Greeting.decode(await connection.receive(wire.GREETING_BYTES))
                 except BaseException:
                     connection.close()
@@ -162,18 +165,21 @@ class Peers:
             del self._idle[way]
 
 
-async def _dial(way: Way) -> Connection:
+async def _dial(way: Way, tls: ClientMaterial | None) -> Connection:
     if way.is_local:
         name = shared_memory.socket_name(KvSource(way.host, way.port, 0, 0).address)
-        connection = await _connect(socket.AF_UNIX, name)
+        connection = Connection(await _connect(socket.AF_UNIX, name))
         if not shared_memory.is_same_user(connection.socket):
             connection.close()
             raise ConnectionRefusedError("the socket for shared memory belongs to another user")
         return connection
-    return await _connect(socket.AF_INET6 if ":" in way.host else socket.AF_INET, (way.host, way.port))
+    sock = await _connect(socket.AF_INET6 if ":" in way.host else socket.AF_INET, (way.host, way.port))
+    if tls is None:
+        return Connection(sock)
+    return TlsConnection(sock, tls.context, server_name=tls.server_name or way.host)
 
 
-async def _connect(family: socket.AddressFamily, address: tuple[str, int] | str) -> Connection:
+async def _connect(family: socket.AddressFamily, address: tuple[str, int] | str) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     sock.setblocking(False)
     try:
@@ -181,4 +187,4 @@ async def _connect(family: socket.AddressFamily, address: tuple[str, int] | str)
     except BaseException:
         sock.close()
         raise
-    return Connection(sock)
+    return sock

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from configuration.tls import Kept, ServerMaterial
 from worker.core.handoff import KvSource
 from worker.memory.device import DevicePool
 from worker.memory.layout import KvLayout
@@ -44,8 +45,14 @@ class TransferServer:
     """`pin` and `unpin` are for the engine thread; the rest happens on a thread of the server's own."""
 
     def __init__(
-        self, pool: DevicePool, layout: KvLayout, listen_host: str, limits: ServerLimits | None = None
+        self,
+        pool: DevicePool,
+        layout: KvLayout,
+        listen_host: str,
+        limits: ServerLimits | None = None,
+        tls: Kept[ServerMaterial] | None = None,
     ) -> None:
+        self._tls = tls
         self._pool = pool
         self._layout = layout
         self._listen_host = listen_host
@@ -101,7 +108,7 @@ class TransferServer:
 
     def _open(self) -> None:
         loop = asyncio.get_running_loop()
-        door = Door(self._serve, self._limits.max_connections)
+        door = Door(self._serve, self._limits.max_connections, self._tls)
         for listener in self._listeners:
             listener.setblocking(False)
             self._admitting.append(loop.create_task(door.admit(listener)))
@@ -115,6 +122,7 @@ class TransferServer:
         with contextlib.suppress(OSError, wire.WireError):
             nonce = secrets.token_bytes(wire.NONCE_BYTES)
             async with asyncio.timeout(self._limits.proof_s):
+                await visitor.connection.handshake()
                 await visitor.connection.send(wire.Greeting(self._id, nonce).encode())
             for number in itertools.count():
                 async with asyncio.timeout(self._limits.idle_s if visitor.proven else self._limits.proof_s):

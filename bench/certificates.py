@@ -1,4 +1,4 @@
-"""Certificates for tests: an authority in a folder, and what it issues as PEM files."""
+"""Certificates for tests and benchmarks: an authority in a folder, and what it issues as PEM files."""
 
 from __future__ import annotations
 
