@@ -24,6 +24,7 @@ PARTS = {
     "handoff": "bench.handoff",
     "kv": "bench.kv.report",
     "tiers": "bench.tiers",
+    "fairness": "bench.fairness",
 }
 REPLAYING = ("kv",)
 """Parts that take a trace."""
