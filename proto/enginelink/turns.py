@@ -115,6 +115,12 @@ class FairQueue(Generic[Item]):
         line.turn = self._turns
         self._remove(tenant, line, item)
 
+    def charge(self, tenant: bytes, cost: int) -> None:
+        """What it took costs more than was thought. Nothing to one that nobody is waiting beside."""
+        line = self._lines.get(tenant)
+        if line is not None:
+            line.start += cost
+
     def drop(self, tenant: bytes, item: Item) -> None:
         """It is not wanted any more: nobody had a turn."""
         self._remove(tenant, self._lines[tenant], item)

@@ -94,6 +94,15 @@ def test_who_leaves_and_comes_back_is_not_new() -> None:
     assert drain(queue) == ["b0=10", "b1=10", "b2=10", "a1=100"]
 
 
+def test_what_is_charged_afterwards_puts_off_the_next_turn() -> None:
+    queue = filled([(A, "a0=10", 10), (A, "a1=10", 10), (B, "b0=10", 10), (B, "b1=10", 10), (B, "b2=10", 10)])
+    assert take(queue) == "a0=10"
+    queue.charge(A, 15)
+    queue.charge(C, 15)
+
+    assert drain(queue) == ["b0=10", "b1=10", "b2=10", "a1=10"]
+
+
 def test_what_is_dropped_costs_nobody_a_turn() -> None:
     queue = filled([(A, "a0=50", 50), (A, "a1=50", 50), (B, "b0=10", 10)])
     queue.drop(A, "a0=50")
@@ -156,6 +165,7 @@ class Queues(RuleBasedStateMachine):
         self.turn: dict[bytes, int] = {}
         self.mean = 0
         self.taken = 0
+        self.charged = 0
         self.others: dict[bytes, int] = {}
         """What others were served since a tenant that waits had its turn."""
 
@@ -204,8 +214,16 @@ class Queues(RuleBasedStateMachine):
         self.waiting.pop(self.arrival(item))
         for other in {name for name, _ in self.waiting}:
             self.others[other] += cost if other != tenant else -self.others[other]
-            assert self.others[other] <= 2 * len(TENANTS) * COST, "it waits for more than its turn"
+            most = len(TENANTS) * (2 * COST + self.charged)
+            assert self.others[other] <= most, "it waits for more than its turn"
         self.ended(tenant)
+
+    @rule(tenant=st.sampled_from(TENANTS), cost=st.integers(1, COST))
+    def what_was_taken_costs_more(self, tenant: bytes, cost: int) -> None:
+        self.queue.charge(tenant, cost)
+        if tenant in self.start:
+            self.start[tenant] += cost
+            self.charged += cost
 
     @rule(at=st.integers(0, 20))
     def something_is_not_wanted(self, at: int) -> None:

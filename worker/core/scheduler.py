@@ -423,6 +423,7 @@ class Scheduler:
             if live is None:
                 continue
             live.output.append(token)
+            self._waiting.generated(live)
             logprobs = sampled.logprobs.get(key)
             ending = live.ending()
             if ending is None and live.stage is Stage.PINNED:

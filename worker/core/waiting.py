@@ -1,7 +1,8 @@
 """Requests that wait to be admitted: those that made way, oldest first, then the new ones of all tenants in turns.
 
-A tenant's turn costs what it computes: the tokens of its prompt that were not cached. So a tenant that floods waits
-behind itself, and the others hardly wait for it. Known to rank 0 alone: the other ranks see what it admits.
+A turn costs what is computed for it: the tokens of the prompt that were not cached, and then those of the answer as
+they come. So a tenant that floods waits behind itself, and the others hardly wait for it. Known to rank 0 alone: the
+other ranks see what it admits.
 """
 
 from __future__ import annotations
@@ -75,6 +76,10 @@ class Waiting:
             self._suspended.remove(live)
         else:
             self._new.take(live.request.tenant, live, cost)
+
+    def generated(self, live: Live) -> None:
+        """One more token of its answer."""
+        self._new.charge(live.request.tenant, 1)
 
     def drop(self, live: Live) -> None:
         """It ends before it begins."""

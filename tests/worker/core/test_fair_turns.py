@@ -59,6 +59,16 @@ def test_what_is_cached_costs_no_turn() -> None:
     assert [key > 10 for key in order] == [False, True] * 3
 
 
+def test_long_answers_cost_turns_as_prompts_do() -> None:
+    engine = make_engine(max_batch_size=1, num_pages=64)
+    for key in range(1, 4):
+        engine.submit(key, prompt(key, 2), max_tokens=30, tenant=FLOODER)
+    for key in range(4, 9):
+        engine.submit(key, prompt(key, 9), tenant=QUIET)
+
+    assert began(engine) == [1, 4, 5, 6, 7, 2, 8, 3]
+
+
 def test_a_tenants_own_requests_begin_in_their_order() -> None:
     engine = make_engine(max_batch_size=2, num_pages=64)
     lengths = [9, 2, 14, 3, 3, 8]
