@@ -22,6 +22,7 @@ from worker.kv_wire import LinkEncoder
 from worker.lineage import Envelopes
 from worker.refusal import Refused, overloaded
 from worker.requests import Active, Requests
+from worker.unreadable import MESSAGE, UNREADABLE
 
 REVISION = 1
 MAX_CONVERSATIONS = 65_536
@@ -114,6 +115,8 @@ class Link:
         """Until the edge closes; returns what it did that no edge may, or nothing."""
         while True:
             message: object = await stream.read()
+            if message is UNREADABLE:
+                return MESSAGE
             if not isinstance(message, link_pb2.EdgeMessage):
                 return ""
             for submit in message.submits:

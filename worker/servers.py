@@ -19,6 +19,7 @@ from worker.link import LinkService
 from worker.metadata import ControlMetadata
 from worker.service import Service
 from worker.settings import Listen
+from worker.unreadable import UnreadableMessages
 
 MAX_MESSAGE_BYTES = 64 << 20
 OPTIONS = (
@@ -43,7 +44,7 @@ class Servers:
     def __init__(self, service: Service, listen: Listen) -> None:
         self._listen = listen
         self._service = service
-        self._grpc = grpc.aio.server(options=OPTIONS, interceptors=(ControlMetadata(),))
+        self._grpc = grpc.aio.server(options=OPTIONS, interceptors=(UnreadableMessages(), ControlMetadata()))
         service_pb2_grpc.add_InferenceServicer_to_server(InferenceService(service), self._grpc)
         service_pb2_grpc.add_ControlServicer_to_server(ControlService(service), self._grpc)
         link_pb2_grpc.add_EngineLinkServicer_to_server(LinkService(service), self._grpc)
