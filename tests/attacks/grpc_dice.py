@@ -9,7 +9,7 @@ from typing import Any
 
 import grpc
 from google.protobuf import struct_pb2
-from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
+from google.protobuf.descriptor import FieldDescriptor, MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 from hypothesis import strategies as st
@@ -53,9 +53,7 @@ class Outcome:
     responses: list[bytes]
 
 
-def call(
-    channel: grpc.Channel, method: MethodDescriptor, messages: Iterable[bytes], metadata: Metadata = ()
-) -> Outcome:
+def call(channel: Any, method: MethodDescriptor, messages: Iterable[bytes], metadata: Metadata = ()) -> Outcome:
     """Send bytes as they are; a stream is heard for a while at most."""
     path = f"/{method.containing_service.full_name}/{method.name}"
     endless = method.name in ENDLESS
@@ -87,7 +85,7 @@ def require_fair(method: MethodDescriptor, outcome: Outcome) -> None:
 WORDS = ("", "tiny", "r", "r-1", "context_only", "generation_only", "conversation_id", "true", "\0", "é" * 9, "x" * 300)
 
 
-def messages(kind: Descriptor, depth: int = 0) -> st.SearchStrategy[Message]:
+def messages(kind: Any, depth: int = 0) -> st.SearchStrategy[Message]:
     """Messages in which each field is absent or anything that its type allows."""
     if kind.full_name == "google.protobuf.Struct":
         return st.dictionaries(st.sampled_from(WORDS), PLAIN, max_size=3).map(_struct)
@@ -100,14 +98,14 @@ def messages(kind: Descriptor, depth: int = 0) -> st.SearchStrategy[Message]:
     return st.fixed_dictionaries({}, optional=fields).map(lambda given: _made(cls, kind, given))
 
 
-def _made(cls: Callable[..., Message], kind: Descriptor, given: dict[str, Any]) -> Message:
+def _made(cls: Callable[..., Message], kind: Any, given: dict[str, Any]) -> Message:
     message = cls(**given)
     if isinstance(message, generation_pb2.GenerateRequest) and message.model and not message.request_id:
         message.request_id = f"dice-{next(_ids)}"
     return message
 
 
-def _values(field: FieldDescriptor, depth: int) -> st.SearchStrategy[Any]:
+def _values(field: Any, depth: int) -> st.SearchStrategy[Any]:
     one: st.SearchStrategy[Any]
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         value = field.message_type.fields_by_name["value"]
@@ -134,7 +132,7 @@ PLAIN = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(WORDS), inner, max_size=2),
     max_leaves=4,
 )
-SCALARS: dict[int, st.SearchStrategy[Any]] = {
+SCALARS: dict[Any, st.SearchStrategy[Any]] = {
     FieldDescriptor.CPPTYPE_BOOL: st.booleans(),
     FieldDescriptor.CPPTYPE_INT32: st.sampled_from((0, 1, 3, -1, 2**31 - 1, -(2**31))),
     FieldDescriptor.CPPTYPE_INT64: st.sampled_from((0, 1, 3, -1, 2**63 - 1, -(2**63))),
@@ -160,7 +158,7 @@ def right_request(**changes: Any) -> generation_pb2.GenerateRequest:
 def changed_requests() -> st.SearchStrategy[generation_pb2.GenerateRequest]:
     """Right requests with something from anywhere put over them."""
 
-    def merge(odd: Message) -> generation_pb2.GenerateRequest:
+    def merge(odd: Any) -> generation_pb2.GenerateRequest:
         request = right_request()
         request.MergeFrom(odd)
         return request
