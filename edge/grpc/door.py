@@ -72,6 +72,8 @@ class Call:
                 data: object = await self.context.read()
         except TimeoutError:
             raise EdgeError(Code.TIMED_OUT, "The request did not come in time.") from None
+        if self.context.cancelled():
+            raise asyncio.CancelledError
         if not isinstance(data, bytes):
             raise invalid("The call ended without its request.")
         try:

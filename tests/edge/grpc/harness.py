@@ -187,8 +187,8 @@ class FrontEnd:
     driver: Driver
     parts: Parts
     address: str
-    run: Callable[[Callable[[], object]], object]
-    """Call something on the server's loop, and wait for its result."""
+    run: Callable[[Callable[[], Any]], Any]
+    """Call something on the server's loop, a coroutine too, and wait for its result."""
 
     def client(self, key: str = KEY) -> Client:
         return Client(self.address, key)
@@ -264,9 +264,10 @@ def front_end(
             await server.stop(0.2)
             driving.cancel()
 
-    def run(work: Callable[[], object]) -> object:
-        async def call() -> object:
-            return work()
+    def run(work: Callable[[], Any]) -> Any:
+        async def call() -> Any:
+            result = work()
+            return await result if asyncio.iscoroutine(result) else result
 
         return asyncio.run_coroutine_threadsafe(call(), started["loop"]).result(DEADLINE_S)
 
