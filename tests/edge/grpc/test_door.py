@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -46,7 +46,7 @@ class Idle:
         edge.run(lambda: self._open(key, count))
 
     async def _open(self, key: str, count: int) -> None:
-        self._channel: Any = grpc.aio.insecure_channel(self._edge.address)
+        self._channel = cast("Any", grpc.aio.insecure_channel(self._edge.address))
         method = self._channel.stream_stream(GENERATE)
         self._calls += [method(metadata=(("x-api-key", key),), timeout=DEADLINE_S) for _ in range(count)]
 
