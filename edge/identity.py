@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -83,9 +84,11 @@ class Identities:
         cache_key: str | None,
         content: Callable[[], bytes],
         own: str = "",
+        explicit: bool = False,
     ) -> Believed:
         """`content`: what identifies a conversation that has no id; asked for only then. `own`: the conversation's id
-        where it stands beside the headers (OpenEngine's `extra`); empty where it does not.
+        where it stands beside the headers (OpenEngine's `extra`); empty where it does not. `explicit`: no agent sends
+        such requests by itself, so a hint under any name is meant, and refused where it may not be believed.
 
         `Believed.token` belongs into the answer, under `lineage_header`.
         """
@@ -94,6 +97,8 @@ class Identities:
         try:
             claim = self._families.read(caller.headers, body_conversation=body_conversation, cache_key=cache_key)
             claim = naming(claim, own)
+            if explicit:
+                claim = dataclasses.replace(claim, explicit=True)
             what = "token"
             stated = self._lineages.stated(claim, principal, now_s)
             what = "hint"

@@ -31,8 +31,9 @@ def believed_of(identities: Identities, caller: Caller, asked: Asked) -> Believe
         cache_key=caller.metadata.routing_key or None,
         content=asked.identifying_content,
         own=asked.conversation,
+        explicit=True,
     )
     lineage = believed.lineage
-    if asked.request_type == GENERATION_ONLY and (lineage.parent is not None or lineage.final or believed.ignored):
+    if asked.request_type == GENERATION_ONLY and (lineage.parent is not None or lineage.final):
         raise invalid("lineage goes with a context leg, not with generation_only", reason="hint without context leg")
     return believed

@@ -160,3 +160,13 @@ def test_internal_headers_are_dropped_before_anything_reads_them(edge: Served, n
     assert ask(edge, {"X-Kinroute-Conversation-ID": "c", name: "a" * 3_000}).status_code == 200
 
     assert edge.worker.orders[-1].lineage.parent is None
+
+
+def test_a_callers_own_salt_is_mixed_into_its_tenants_and_never_used_alone(edge: Served) -> None:
+    for key, salt in ((KEY, None), (KEY, "mine"), (KEY, "mine"), (OTHER_KEY, "mine")):
+        with edge.client(key) as client:
+            assert client.post("/v1/chat/completions", json=BODY | {"cache_salt": salt}).status_code == 200
+
+    plain, own, again, theirs = (order.cache_salt for order in edge.worker.orders)
+    assert own == again
+    assert len({plain, own, theirs, "mine"}) == 4
