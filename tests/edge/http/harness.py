@@ -19,6 +19,7 @@ import openai
 import uvloop
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from configuration.tls import Kept, ServerMaterial
 from edge.app import make_application
 from edge.audit import Audit
 from edge.authentication import Authentication
@@ -45,6 +46,7 @@ from tests.edge.core.lineages import make_lineages
 
 KEY = "kr-test"
 OTHER_KEY = "kr-other"
+OPERATOR_KEY = "kr-operator"
 MODEL = "tiny"
 MAX_CONTEXT = 512
 SPECIAL = ["<|end|>", "<|im_start|>", "<|im_end|>"]
@@ -162,7 +164,7 @@ class Served:
 
     @property
     def address(self) -> tuple[str, int]:
-        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        host, _, port = self.url.partition("://")[2].rpartition(":")
         return host, int(port)
 
     def openai(self, key: str = KEY) -> openai.OpenAI:
@@ -204,10 +206,13 @@ def served(
     lineages: Lineages | None = None,
     jwt: Jwt | None = None,
     jwks_interval_s: float = 10.0,
+    tls: Kept[ServerMaterial] | None = None,
+    admin_tls: Kept[ServerMaterial] | None = None,
+    admin_guarded: bool = False,
 ) -> Iterator[Served]:
     """One worker for both phases. The server has a thread and a loop of its own; everything ends with the block.
 
-    `jwt`: how tokens are believed, besides the two API keys.
+    `jwt`: how tokens are believed, besides the three API keys. `admin_guarded`: as where the listener is not loopback.
     """
     limits = limits or Limits()
     worker = ScriptedWorker()
@@ -219,6 +224,7 @@ def served(
     keys = {
         hashlib.sha256(KEY.encode()).hexdigest(): Principal("acme", "ann", frozenset({"affinity"})),
         hashlib.sha256(OTHER_KEY.encode()).hexdigest(): Principal("other", "bob", frozenset()),
+        hashlib.sha256(OPERATOR_KEY.encode()).hexdigest(): Principal("house", "ops", frozenset({"operator"})),
     }
     metrics = Metrics()
     authentication = Authentication(jwt, keys, min_interval_s=jwks_interval_s)
@@ -239,8 +245,10 @@ def served(
     )
     metrics.registry.register(LimitMetrics(parts.admission))
     http_socket, admin_socket = bind("127.0.0.1:0", "http"), bind("127.0.0.1:0", "admin")
-    http = Server(make_application(parts, "1.2.3"), limits, drain_s=1.0)
-    admin = Server(Admin(driver, parts.admission, parts.recent, parts.metrics), limits, drain_s=1.0)
+    http = Server(make_application(parts, "1.2.3"), limits, drain_s=1.0, tls=tls)
+    operators = parts.identities if admin_guarded else None
+    administered = Admin(driver, parts.admission, parts.recent, parts.metrics, operators)
+    admin = Server(administered, limits, drain_s=1.0, tls=admin_tls, certificate_optional=True)
 
     async def serve() -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -252,7 +260,9 @@ def served(
     thread = threading.Thread(target=lambda: uvloop.run(serve()))
     thread.start()
     try:
-        yield Served(worker, driver, f"http://{bound_address(http_socket)}", f"http://{bound_address(admin_socket)}")
+        url = f"{'https' if tls else 'http'}://{bound_address(http_socket)}"
+        admin_url = f"{'https' if admin_tls else 'http'}://{bound_address(admin_socket)}"
+        yield Served(worker, driver, url, admin_url)
     finally:
         http.should_exit = admin.should_exit = True
         thread.join(20.0)
