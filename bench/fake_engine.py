@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import os
 import secrets
+import time
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from enginelink.envelope import EnvelopeError, Key, ReplayGuard, Verifier
 from enginelink.v1 import link_pb2
 from openengine.v1 import error_pb2, generation_pb2, kv_pb2
 
@@ -55,7 +60,8 @@ def _last(prompt: bytes) -> int:
 
 @dataclass(slots=True)
 class Options:
-    """`fault_after`: requests that are served well before the fault. `cached_tokens`: said of every prefill."""
+    """`fault_after`: requests that are served well before the fault. `cached_tokens`: said of every prefill.
+    `keys_file`: as a worker's; without it no lineage is taken, and none is looked at."""
 
     step_ms: float = 10.0
     prefill_steps: int = 1
@@ -64,6 +70,7 @@ class Options:
     fault_after: int = 0
     cached_tokens: int = 0
     max_context_length: int = 262_144
+    keys_file: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +95,29 @@ class Leg:
     is_started: bool = False
 
 
+class Proofs:
+    """Envelopes, believed by the keys in a worker's key file as that is now."""
+
+    def __init__(self, keys_file: str, instance_id: str) -> None:
+        self._file = Path(keys_file)
+        self._instance_id = instance_id
+        self._guard = ReplayGuard()
+        self.parents: list[str] = []
+        self.refused = 0
+
+    def believe(self, submit: link_pb2.Submit) -> bool:
+        entries = json.loads(self._file.read_text())["envelope_keys"]
+        keys = [Key(entry["id"], base64.b64decode(entry["secret"])) for entry in entries]
+        verifier = Verifier(keys, self._instance_id, self._guard)
+        try:
+            claims = verifier.verify(submit.lineage, time.time(), request_id=submit.request_id)
+        except EnvelopeError:
+            self.refused += 1
+            return False
+        self.parents.append(claims.parent)
+        return True
+
+
 class FakeEngine:
     """Steps every `step_ms` while it has requests. A handoff's pages are pinned until they are cancelled or aborted."""
 
@@ -95,6 +125,7 @@ class FakeEngine:
         self.options = options
         self.instance_id = secrets.token_hex(8)
         self.pins: dict[str, tuple[Link, int]] = {}
+        self.proofs = Proofs(options.keys_file, self.instance_id) if options.keys_file else None
         self._links: set[Link] = set()
         self._number = 0
         self._seen = 0
@@ -124,6 +155,9 @@ class FakeEngine:
 
     def submit(self, link: Link, submit: link_pb2.Submit) -> None:
         self._seen += 1
+        if self.proofs is not None and submit.lineage and not self.proofs.believe(submit):
+            self._refuse(link, submit.handle, error_pb2.ERROR_CODE_INVALID_ARGUMENT, retryable=False, is_lineage=True)
+            return
         if self._faulty("refuse"):
             self._refuse(link, submit.handle, error_pb2.ERROR_CODE_INVALID_ARGUMENT, retryable=False)
             return
@@ -146,9 +180,12 @@ class FakeEngine:
         link.legs[leg.handle] = leg
         self._wake.set()
 
-    def _refuse(self, link: Link, handle: int, code: error_pb2.ErrorCode, *, retryable: bool) -> None:
+    def _refuse(
+        self, link: Link, handle: int, code: error_pb2.ErrorCode, *, retryable: bool, is_lineage: bool = False
+    ) -> None:
         error = error_pb2.EngineError(code=code, message="refused by the fake worker", retryable=retryable)
-        self._send(link, link_pb2.Step(events=[link_pb2.Event(handle=handle, error=error)]))
+        event = link_pb2.Event(handle=handle, error=error, lineage_refused=is_lineage)
+        self._send(link, link_pb2.Step(events=[event]))
 
     def _faulty(self, fault: str) -> bool:
         return self.options.fault == fault and self._seen > self.options.fault_after

@@ -8,10 +8,12 @@ from typing import Any
 import grpc
 
 from bench.fake_engine import FakeEngine, columns, first_token
+from enginelink.generate_rules import MAX_TOP_LOGPROBS
 from enginelink.v1 import link_pb2
-from openengine.v1 import generation_pb2, lifecycle_pb2, model_pb2, server_pb2, service_pb2_grpc
+from openengine.v1 import generation_pb2, kv_pb2, lifecycle_pb2, model_pb2, server_pb2, service_pb2_grpc
 
 HANDLE = 1
+REFUSED_LINEAGE = (("kinroute-refused", "lineage"),)
 PHASES = {
     "context_only": link_pb2.PHASE_CONTEXT,
     "generation_only": link_pb2.PHASE_GENERATION,
@@ -54,12 +56,19 @@ class FakeInference(service_pb2_grpc.InferenceServicer):  # type: ignore[misc]  
         """A step that is not whole ends the stream before its terminal event."""
         link = self._engine.attach()
         try:
-            self._engine.submit(link, _submit(request))
+            metadata = dict(context.invocation_metadata() or ())
+            self._engine.submit(link, _submit(request, metadata.get("kinroute-lineage", "")))
             is_over = False
             while not is_over:
                 step = await link.steps.get()
                 if len(step.handles) % 4:
                     return
+                if any(event.lineage_refused for event in step.events):
+                    await context.abort(
+                        grpc.StatusCode.INVALID_ARGUMENT,
+                        "refused by the fake worker",
+                        (("kinroute-refused", "lineage"),),
+                    )
                 for response in self._responses(request, step):
                     await context.write(response)
                     is_over = response.WhichOneof("event") != "token"
@@ -92,13 +101,36 @@ class FakeInference(service_pb2_grpc.InferenceServicer):  # type: ignore[misc]  
 
 
 def server_info(engine: FakeEngine) -> server_pb2.ServerInfo:
-    return server_pb2.ServerInfo(
-        engine_name="kinroute-fake", instance_id=engine.instance_id, schema_revision=1, minimum_client_revision=1
+    info = server_pb2.ServerInfo(
+        engine_name="kinroute-fake",
+        engine_role=server_pb2.ENGINE_ROLE_AGGREGATED,
+        instance_id=engine.instance_id,
+        kv_connector=kv_pb2.KvConnectorInfo(
+            enabled=True, transfer_backend="fake", supports_remote_prefill=True, supports_decode_pull=True
+        ),
+        schema_revision=1,
+        minimum_client_revision=1,
     )
+    if engine.proofs is not None:
+        proofs = engine.proofs
+        info.extra.update(
+            {"kinroute_lineage": True, "fake_parents": proofs.parents, "fake_refused": float(proofs.refused)}
+        )
+    return info
 
 
 def model_info(engine: FakeEngine) -> model_pb2.ModelInfo:
-    return model_pb2.ModelInfo(max_context_length=engine.options.max_context_length)
+    logprobs = model_pb2.LogprobCapabilities(
+        supported=True,
+        candidate_selection_modes=[model_pb2.CANDIDATE_TOKEN_SELECTION_MODE_TOP_N],
+        max_top_n=MAX_TOP_LOGPROBS,
+    )
+    return model_pb2.ModelInfo(
+        max_context_length=engine.options.max_context_length,
+        generation=model_pb2.GenerationCapabilities(
+            output_logprobs=logprobs, supports_cache_salt=True, supports_prefix_cache_bypass=True
+        ),
+    )
 
 
 def _token(token_id: int) -> generation_pb2.GenerateResponse:
@@ -106,7 +138,7 @@ def _token(token_id: int) -> generation_pb2.GenerateResponse:
     return generation_pb2.GenerateResponse(token=generation_pb2.TokenOutput(output_index=0, tokens=tokens))
 
 
-def _submit(request: generation_pb2.GenerateRequest) -> link_pb2.Submit:
+def _submit(request: generation_pb2.GenerateRequest, lineage: str) -> link_pb2.Submit:
     phase = PHASES[request.extra.fields["request_type"].string_value]
     return link_pb2.Submit(
         handle=HANDLE,
@@ -115,4 +147,5 @@ def _submit(request: generation_pb2.GenerateRequest) -> link_pb2.Submit:
         token_ids=b"".join(token.to_bytes(4, "little") for token in request.token_ids.ids),
         stopping=request.stopping,
         kv_session=request.kv.session.SerializeToString(),
+        lineage=lineage,
     )

@@ -85,6 +85,7 @@ def main() -> None:
     parser.add_argument("--fault-after", type=int, default=0, help="requests that are served well before the fault")
     parser.add_argument("--cached-tokens", type=int, default=0, help="what every prefill says that it found cached")
     parser.add_argument("--max-context-length", type=int, default=262_144)
+    parser.add_argument("--keys-file", default="", help="take lineage that these keys prove")
     parser.add_argument("--no-enginelink", action="store_true", help="speak OpenEngine alone")
     given = vars(parser.parse_args())
     address, with_link = given.pop("listen"), not given.pop("no_enginelink")

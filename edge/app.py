@@ -16,7 +16,7 @@ import structlog
 import uvloop
 
 from configuration.grpc_tls import server_credentials
-from configuration.reading import SettingsError
+from configuration.reading import SettingsError, read_secret
 from configuration.tls import Watch
 from edge.audit import Audit
 from edge.authentication import Authentication
@@ -34,6 +34,7 @@ from edge.core.seals import Seals
 from edge.core.types import Principal, Scope, TenantLimits
 from edge.driver import Driver
 from edge.grpc.server import GrpcServer
+from edge.hints import Hints
 from edge.http.admin import Admin
 from edge.http.api import make_api
 from edge.http.application import Application
@@ -97,7 +98,11 @@ class Edge:
         self._channels = Channels(certificates.workers)
         self._edge_id = f"edge-{secrets.token_hex(8)}"
         signer = EnvelopeSigner(self._edge_id, () if keyring is None else keyring.envelope_keys)
-        self.driver = _driver(settings, self._edge_id, signer, self._channels)
+        self._affinity_key = _watched_affinity_key(settings)
+        hints = Hints(signer, b"" if self._affinity_key is None else self._affinity_key.value, self._look_for_keys)
+        self._affinity_key_users = [hints.use_affinity_key]
+        metrics.registry.register(hints)
+        self.driver = _driver(settings, self._edge_id, hints, self._channels)
         self._key_users: list[Callable[[Keyring], None]] = [
             lambda keys: self._authentication.authenticator.use(keys.principals, keys.ends_s),
             lambda keys: signer.use(keys.envelope_keys),
@@ -153,6 +158,8 @@ class Edge:
             keeping = [tasks.create_task(self._authentication.run())]
             if self._keys is not None:
                 keeping.append(tasks.create_task(self._keys.watch(self._key_users)))
+            if self._affinity_key is not None:
+                keeping.append(tasks.create_task(self._affinity_key.watch(self._affinity_key_users)))
             administering = tasks.create_task(self._admin.serve([self._admin_socket]))
             serving = tasks.create_task(self._http.serve([self._http_socket]))
             announcing = tasks.create_task(self._announce_ready(say))
@@ -185,6 +192,13 @@ class Edge:
         tls = self._certificates.callers
         await server.start(address, None if tls is None else server_credentials(tls))
         return server
+
+    async def _look_for_keys(self) -> None:
+        """A worker did not believe what is signed with those that this edge has."""
+        if self._keys is not None:
+            await self._keys.look(self._key_users)
+        if self._affinity_key is not None:
+            await self._affinity_key.look(self._affinity_key_users)
 
     async def _announce_ready(self, say: Say) -> None:
         while not self.driver.model_ready:  # noqa: ASYNC110 - once a start; the fleet has no waiters
@@ -240,6 +254,11 @@ def _watched_keys(file: Path) -> WatchedFile[Keyring]:
     return WatchedFile(file, lambda: Keyring.load(file))
 
 
+def _watched_affinity_key(settings: EdgeSettings) -> WatchedFile[bytes] | None:
+    file = settings.internal_request_auth_key_file
+    return None if file is None else WatchedFile(file, lambda: read_secret(file, "internal_request_auth_key_file"))
+
+
 def _authentication(settings: EdgeSettings, keyring: Keyring | None) -> Authentication:
     scopes = frozenset({Scope.AFFINITY}) if settings.listen.is_loopback else frozenset[Scope]()
     anonymous = Principal("default", "anonymous", scopes)
@@ -257,7 +276,7 @@ def _identities(authentication: Authentication, lineages: Lineages, audit: Audit
     )
 
 
-def _driver(settings: EdgeSettings, edge_id: str, signer: EnvelopeSigner, channels: Channels) -> Driver:
+def _driver(settings: EdgeSettings, edge_id: str, hints: Hints, channels: Channels) -> Driver:
     router = settings.router
     fleet = Fleet(
         settings.context_servers or settings.generation_servers,
@@ -274,9 +293,9 @@ def _driver(settings: EdgeSettings, edge_id: str, signer: EnvelopeSigner, channe
     )
     connections: list[Connection] = []
     for worker_id in fleet.workers:
-        openengine = OpenEngineWorker(worker_id, settings.model.name, fleet, signer, channels)
+        openengine = OpenEngineWorker(worker_id, settings.model.name, fleet, hints, channels)
         if settings.worker_protocol == "openengine":
             connections.append(openengine)
         else:
-            connections.append(EitherWorker(WorkerLink(worker_id, edge_id, fleet, signer, channels), openengine))
+            connections.append(EitherWorker(WorkerLink(worker_id, edge_id, fleet, hints, channels), openengine))
     return Driver(fleet, Router(config, fleet), connections)

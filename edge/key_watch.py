@@ -47,8 +47,11 @@ class WatchedFile(Generic[Value]):
         """Until cancelled; each of `users` is told of every new value, on the event loop."""
         while True:
             await asyncio.sleep(self._poll_s)
-            if not await asyncio.to_thread(self._reread):
-                continue
+            await self.look(users)
+
+    async def look(self, users: Sequence[Callable[[Value], None]]) -> None:
+        """Once, now."""
+        if await asyncio.to_thread(self._reread):
             log.info("keys are read again", file=str(self._path))
             for use in users:
                 use(self.value)

@@ -253,7 +253,8 @@ class EdgeSettings(Section):
 
     `context_servers` and `generation_servers`: addresses of workers; one that stands in both does both phases.
     `worker_protocol`: how to speak to them; `enginelink` is `openengine` to an engine that knows nothing else.
-    `worker_tls`: they are dialled over TLS. `cache_isolation`: whose requests may share cached prefixes.
+    `worker_tls`: they are dialled over TLS. `internal_request_auth_key_file`: holds the key under which engines that
+    speak TensorRT-LLM's dialect are told of parents. `cache_isolation`: whose requests may share cached prefixes.
     `drain_timeout_s`: how long answers may go on after SIGTERM.
     """
 
@@ -269,6 +270,7 @@ class EdgeSettings(Section):
     conversation_affinity_header_for_subagents: HeaderName | None = None
     cache_isolation: Literal["tenant", "subject"] = "tenant"
     keys_file: Path | None = None
+    internal_request_auth_key_file: Path | None = None
     auth: Auth = Auth()
     limits: Limits = Limits()
     drain_timeout_s: Annotated[float, Field(ge=0.0)] = 10.0

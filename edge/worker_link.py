@@ -15,10 +15,10 @@ from edge.core.fleet import Fleet
 from edge.core.kv_index import Resume
 from edge.core.life_events import Phase
 from edge.core.types import ConversationKey, FinishReason, Lineage, TurnId, WorkerId
+from edge.hints import Hints, Takes, taken_by
 from edge.kv_following import NotKv, batch_from_link
 from edge.legs import LegListener, LegOrder
 from edge.outbox import Outbox
-from edge.signing import EnvelopeSigner
 from edge.wire import (
     error_from,
     logprob_from,
@@ -64,18 +64,20 @@ class WorkerLink:
     A link that is lost fails its legs at once, and is opened again until `run` is cancelled.
     """
 
-    def __init__(
-        self, worker_id: WorkerId, edge_id: str, fleet: Fleet, signer: EnvelopeSigner, channels: Channels
-    ) -> None:
+    def __init__(self, worker_id: WorkerId, edge_id: str, fleet: Fleet, hints: Hints, channels: Channels) -> None:
         self.worker_id = worker_id
         self._edge_id = edge_id
         self._fleet = fleet
-        self._signer = signer
+        self._hints = hints
         self._channels = channels
         self._last_handle = 0
         self._listeners: dict[int, LegListener] = {}
         self._outbox = Outbox()
         self._instance_id = ""
+        self._takes = Takes.NOTHING
+        self._unproven: dict[int, tuple[LegOrder, int]] = {}
+        """Legs whose envelope the worker has said nothing of yet, and which envelope it is."""
+        self._signing_again: set[asyncio.Task[None]] = set()
         self._up = False
 
     async def run(self) -> None:
@@ -107,7 +109,7 @@ class WorkerLink:
             control = service_pb2_grpc.ControlStub(channel)
             info: server_pb2.ServerInfo = await control.GetServerInfo(server_pb2.GetServerInfoRequest())
         stream = link_pb2_grpc.EngineLinkStub(channel).Connect()
-        hello = link_pb2.Hello(revision=REVISION, edge_id=self._edge_id, envelope=self._signer.link(info.instance_id))
+        hello = link_pb2.Hello(revision=REVISION, edge_id=self._edge_id, envelope=self._hints.link(info.instance_id))
         try:
             async with asyncio.timeout(WELCOME_DEADLINE_S):
                 await stream.write(link_pb2.EdgeMessage(hello=hello))
@@ -135,6 +137,7 @@ class WorkerLink:
 
     def _welcome(self, welcome: link_pb2.Welcome) -> None:
         self._instance_id = welcome.server.instance_id
+        self._takes = taken_by(welcome.server)
         self._outbox, self._up = Outbox(), True
         block = welcome.server.capacity.kv_block_size
         self._fleet.joined(self.worker_id, self._instance_id, welcome.model.max_context_length, block)
@@ -166,6 +169,16 @@ class WorkerLink:
         if not self._up:
             asyncio.get_running_loop().call_soon(self._fail, handle, "the worker is not linked")
             return handle
+        self._send_signed(handle, order, 1)
+        return handle
+
+    def _send_signed(self, handle: int, order: LegOrder, attempt: int) -> None:
+        envelope = self._hints.envelope(order, self._instance_id, self._takes)
+        if envelope:
+            self._unproven[handle] = (order, attempt)
+        self._send(handle, order, envelope)
+
+    def _send(self, handle: int, order: LegOrder, envelope: str) -> None:
         self._outbox.submit(
             link_pb2.Submit(
                 handle=handle,
@@ -181,14 +194,30 @@ class WorkerLink:
                 tenant_tag=order.tenant_tag,
                 bypass_prefix_cache=order.bypass_prefix_cache,
                 conversation_id=order.lineage.conversation,
-                lineage=self._signer.leg(order, self._instance_id) if order.phase is not Phase.GENERATION else "",
+                lineage=envelope,
                 traceparent=order.traceparent,
                 tracestate=order.tracestate,
                 resumed_tokens=order.resumed_tokens,
                 retention=retention_message(order.retention),
             )
         )
-        return handle
+
+    def _lineage_refused(self, handle: int) -> None:
+        """What this edge signed was no proof to the worker: that is no fault of the caller's. It is signed once more,
+        with the keys as they are then; after that it goes without."""
+        order, attempt = self._unproven.pop(handle)
+        if attempt == 1:
+            task = asyncio.get_running_loop().create_task(self._sign_again(handle, order))
+            self._signing_again.add(task)
+            task.add_done_callback(self._signing_again.discard)
+        else:
+            self._hints.given_up(self.worker_id)
+            self._send(handle, order, "")
+
+    async def _sign_again(self, handle: int, order: LegOrder) -> None:
+        await self._hints.reread()
+        if handle in self._listeners and self._up:
+            self._send_signed(handle, order, 2)
 
     def _new_handle(self) -> int:
         """One that no live leg has, within what the wire holds, however long the edge runs."""
@@ -199,6 +228,7 @@ class WorkerLink:
         return handle
 
     def cancel(self, handle: int) -> None:
+        self._unproven.pop(handle, None)
         if self._listeners.pop(handle, None) is not None and self._up:
             self._outbox.cancel(handle)
 
@@ -211,7 +241,7 @@ class WorkerLink:
 
     def returned(self, lineage: Lineage, turn_id: TurnId, tenant: str) -> None:
         """Nothing is sent where nothing can be signed: no worker would believe it."""
-        envelope = self._signer.returned(lineage, turn_id, tenant, self._instance_id)
+        envelope = self._hints.returned(lineage, turn_id, tenant, self._instance_id, self._takes)
         if envelope:
             told = link_pb2.Returned(envelope=envelope)
             self._tell(link_pb2.ConversationUpdate(conversation_id=lineage.conversation, returned=told))
@@ -237,6 +267,10 @@ class WorkerLink:
             self._report(step.load)
 
     def _event(self, event: link_pb2.Event, listener: LegListener) -> None:
+        if event.lineage_refused and event.handle in self._unproven:
+            self._lineage_refused(event.handle)
+            return
+        self._unproven.pop(event.handle, None)
         match event.WhichOneof("event"):
             case "started":
                 listener.started(event.started.cached_prompt_tokens)
@@ -270,6 +304,7 @@ class WorkerLink:
             self._fail(handle, why)
 
     def _fail(self, handle: int, why: str) -> None:
+        self._unproven.pop(handle, None)
         listener = self._listeners.pop(handle, None)
         if listener is not None:
             log.info("a leg is lost", worker=self.worker_id, why=why)

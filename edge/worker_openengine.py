@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+from typing import Any
 
 import grpc
 import structlog
@@ -14,16 +16,17 @@ from edge.core.errors import Code, EdgeError
 from edge.core.fleet import Fleet
 from edge.core.life_events import Phase
 from edge.core.types import ConversationKey, FinishReason, Lineage, TurnId, WorkerId
+from edge.hints import LINEAGE, Hints, Metadata, Takes, taken_by
 from edge.kv_following import NotKv, OpenEngineBatches
 from edge.legs import LegListener, LegOrder
 from edge.openengine_wire import first_token_of, generate_request
-from edge.signing import EnvelopeSigner
 from edge.wire import error_from, logprob_from, reason_from
 from openengine.v1 import generation_pb2, kv_pb2, lifecycle_pb2, model_pb2, server_pb2, service_pb2_grpc
 
 POLL_EVERY_S = 1.0
 INSTANCE_METADATA = "kinroute-instance-id"
 REVISION = 1
+REFUSED_LINEAGE = ("kinroute-refused", "lineage")
 SERVING = (lifecycle_pb2.HEALTH_STATE_READY, lifecycle_pb2.HEALTH_STATE_DEGRADED)
 NOT_ACCEPTED = {
     grpc.StatusCode.INVALID_ARGUMENT: Code.INVALID,
@@ -51,13 +54,11 @@ class _NotFollowed(Exception):
 class OpenEngineWorker:
     """Polls the engine's health and load; each leg is a task that `run` owns."""
 
-    def __init__(
-        self, worker_id: WorkerId, model: str, fleet: Fleet, signer: EnvelopeSigner, channels: Channels
-    ) -> None:
+    def __init__(self, worker_id: WorkerId, model: str, fleet: Fleet, hints: Hints, channels: Channels) -> None:
         self.worker_id = worker_id
         self._model = model
         self._fleet = fleet
-        self._signer = signer
+        self._hints = hints
         self._channels = channels
         self._handles = itertools.count(1)
         self._legs: dict[int, asyncio.Task[None]] = {}
@@ -66,6 +67,7 @@ class OpenEngineWorker:
         self._inference: service_pb2_grpc.InferenceStub | None = None
         self._control: service_pb2_grpc.ControlStub | None = None
         self._instance_id = ""
+        self._takes = Takes.NOTHING
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -118,6 +120,7 @@ class OpenEngineWorker:
                 request = model_pb2.GetModelInfoRequest(model=self._model)
                 model: model_pb2.ModelInfo = await control.GetModelInfo(request)
                 self._instance_id = info.instance_id
+                self._takes = taken_by(info)
                 block = info.capacity.kv_block_size
                 self._fleet.joined(self.worker_id, info.instance_id, model.max_context_length, block)
             requests = await self._requests(control)
@@ -202,16 +205,18 @@ class OpenEngineWorker:
     async def _abort(self, session: bytes) -> None:
         """Ends a pin; it would also expire by itself."""
         assert self._control is not None
+        proof = self._hints.link(self._instance_id) if self._takes is Takes.ENVELOPE else ""
+        metadata = ((LINEAGE, proof),) if proof else ()
         request = lifecycle_pb2.AbortRequest(kv_session=kv_pb2.KvSessionRef.FromString(session))
         try:
-            await self._control.Abort(request, timeout=CONNECT_DEADLINE_S)
+            await self._control.Abort(request, metadata=metadata, timeout=CONNECT_DEADLINE_S)
         except grpc.aio.AioRpcError as error:
             if error.code() is not grpc.StatusCode.NOT_FOUND:
                 log.warning("a pin is left to expire", worker=self.worker_id, why=error.details())
 
     async def _leg(self, handle: int, order: LegOrder, listener: LegListener) -> None:
         try:
-            await self._follow(handle, order, listener)
+            await self._follow_hinted(handle, order, listener)
         except grpc.aio.AioRpcError as error:
             if error.code() is grpc.StatusCode.UNAVAILABLE:
                 # Nothing more goes there until a poll finds it again.
@@ -229,10 +234,27 @@ class OpenEngineWorker:
             retryable = code in (Code.WORKER_FAILED, Code.OVERLOADED)
             listener.failed(EdgeError(code, message, retryable=retryable, retry_after_s=1.0), retryable=retryable)
 
-    async def _follow(self, handle: int, order: LegOrder, listener: LegListener) -> None:
+    async def _follow_hinted(self, handle: int, order: LegOrder, listener: LegListener) -> None:
+        """A hint that the engine refuses is no fault of the caller's: it is signed once more, with the keys and for the
+        start of the engine that are there then; after that the leg goes without."""
+        assert self._control is not None
+        for attempt in (1, 2):
+            metadata = self._hints.metadata(order, self._instance_id, self._takes)
+            try:
+                await self._follow(handle, order, listener, metadata)
+                return
+            except grpc.aio.AioRpcError as error:
+                if not metadata or not _refuses_lineage(error):
+                    raise
+            if attempt == 1:
+                await self._hints.reread()
+                with contextlib.suppress(TimeoutError, _NotUsable):
+                    await self._poll(self._control)
+        self._hints.given_up(self.worker_id)
+        await self._follow(handle, order, listener, ())
+
+    async def _follow(self, handle: int, order: LegOrder, listener: LegListener, metadata: Metadata) -> None:
         assert self._inference is not None
-        signed = self._signer.leg(order, self._instance_id) if order.phase is not Phase.GENERATION else ""
-        metadata = (("kinroute-lineage", signed),) if signed else ()
         stream = self._inference.Generate(generate_request(order), metadata=metadata)
         # A generation leg's first token came with its reference and was sent then.
         skip = 1 if order.phase is Phase.GENERATION else 0
@@ -280,3 +302,11 @@ class OpenEngineWorker:
         del self._legs[handle]
         self._sessions[handle] = session.SerializeToString()
         listener.prefilled(self._sessions[handle], first_token, None)
+
+
+def _refuses_lineage(error: grpc.aio.AioRpcError) -> bool:
+    """Our workers mark it; an engine that speaks TensorRT-LLM's dialect names the metadata that it does not believe."""
+    if error.code() is not grpc.StatusCode.INVALID_ARGUMENT:
+        return False
+    trailing: Any = error.trailing_metadata()
+    return REFUSED_LINEAGE in tuple(trailing) or "subagent-affinity" in (error.details() or "")

@@ -35,6 +35,7 @@ from edge.core.types import (
     WorkerId,
 )
 from edge.driver import Driver
+from edge.hints import Hints
 from edge.legs import Connection
 from edge.signing import EnvelopeSigner
 from edge.worker_either import EitherWorker
@@ -43,6 +44,7 @@ from edge.worker_openengine import OpenEngineWorker
 from openengine.v1 import server_pb2, service_pb2_grpc
 
 WAIT_S = 20.0
+MODEL = "fake"
 Protocol = Literal["enginelink", "openengine", "either"]
 
 
@@ -93,15 +95,22 @@ class Heard:
             await self.over.wait()
 
 
-def make_turn(*, prompt: Sequence[int] = (1, 2, 3), max_tokens: int = 8, family: str = "f", turn: str = "t") -> Turn:
+def make_turn(
+    *,
+    prompt: Sequence[int] = (1, 2, 3),
+    max_tokens: int = 8,
+    family: str = "f",
+    turn: str = "t",
+    lineage: Lineage | None = None,
+) -> Turn:
     return Turn(
         turn_id=TurnId(turn),
-        model="fake",
+        model=MODEL,
         token_ids=b"".join(token.to_bytes(4, "little") for token in prompt),
         sampling=SamplingOptions(temperature=0.0),
         stops=StopOptions(max_tokens),
         principal=Principal("tenant", "subject", frozenset()),
-        lineage=Lineage(ConversationKey(family), FamilyKey(family)),
+        lineage=lineage or Lineage(ConversationKey(family), FamilyKey(family)),
         cache_salt=b"salt",
     )
 
@@ -110,10 +119,11 @@ def answer_to(turn: Turn) -> list[int]:
     return [answer_token(turn.token_ids, number) for number in range(turn.stops.max_tokens)]
 
 
-def connection(address: str, protocol: Protocol, fleet: Fleet) -> Connection:
-    worker_id, signer = WorkerId(address), EnvelopeSigner("edge-under-test", ())
-    link = WorkerLink(worker_id, "edge-under-test", fleet, signer, Channels())
-    openengine = OpenEngineWorker(worker_id, "fake", fleet, signer, Channels())
+def connection(address: str, protocol: Protocol, fleet: Fleet, hints: Hints | None = None) -> Connection:
+    worker_id = WorkerId(address)
+    hints = hints or Hints(EnvelopeSigner("edge-under-test", ()))
+    link = WorkerLink(worker_id, "edge-under-test", fleet, hints, Channels())
+    openengine = OpenEngineWorker(worker_id, MODEL, fleet, hints, Channels())
     match protocol:
         case "enginelink":
             return link
@@ -131,11 +141,12 @@ async def linked_driver(
     protocol: Protocol = "enginelink",
     deadlines: Deadlines | None = None,
     wait: bool = True,
+    hints: Hints | None = None,
 ) -> AsyncIterator[Driver]:
     """Linked to every worker when this enters (unless told not to wait); no task of it runs when it leaves."""
     before = asyncio.all_tasks()
     fleet = Fleet(context, generation)
-    connections = [connection(worker_id, protocol, fleet) for worker_id in fleet.workers]
+    connections = [connection(worker_id, protocol, fleet, hints) for worker_id in fleet.workers]
     driver = Driver(fleet, Router(RouterConfig(), fleet), connections, deadlines)
     task = asyncio.create_task(driver.run())
     try:
