@@ -98,12 +98,8 @@ class Kinship:
         self._max_remembered = max_remembered
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
         self._remembered = 0
-        self.share_with(replicas)
-
-    def share_with(self, replicas: int) -> None:
-        """From now on `replicas` edges share the limits."""
         self._replicas = replicas
-        self._shared = self._configured.share(replicas)
+        self._shared = configured.share(replicas)
 
     def __len__(self) -> int:
         """How many conversations are remembered."""

@@ -142,10 +142,8 @@ def test_each_of_several_replicas_gives_its_part() -> None:
     told = [kinship.excess(caller(), child(f"c{n}"), 0.0) for n in range(3)]
     assert told == [None, None, Excess.CHILDREN]
 
-    kinship.share_with(1)
-
-    assert kinship.excess(caller(), child("c3"), 0.0) is None
-    assert kinship.excess(caller(children=2), child("c4"), 0.0) is Excess.CHILDREN
+    assert kinship.excess(caller(children=6), child("c2"), 0.0) is None
+    assert kinship.excess(caller(children=6), child("c3"), 0.0) is Excess.CHILDREN
 
 
 @dataclasses.dataclass
