@@ -231,7 +231,16 @@ def _key_of_this_start() -> Key:
 
 
 def _lineages(settings: EdgeSettings, keyring: Keyring | None) -> Lineages:
-    """Without a key file, which only an anonymous edge may lack, ids are hashed under a key that ends with it."""
+    """Without a key file, which only an anonymous edge may lack, ids are hashed under a key that ends with it.
+
+    Raises SettingsError where tokens must prove and no key signs them.
+    """
+    lineage_keys = () if keyring is None else keyring.lineage_keys
+    if settings.affinity.proof == "token" and not lineage_keys:
+        raise SettingsError(
+            f"affinity.proof is 'token', but {settings.keys_file} has no lineage_keys, which sign lineage tokens: run "
+            "kinroute keys rotate."
+        )
     id_key = secrets.token_bytes(32) if keyring is None else keyring.id_key
     affinity, limits = settings.affinity, settings.limits
     names = HeaderNames(
@@ -239,7 +248,7 @@ def _lineages(settings: EdgeSettings, keyring: Keyring | None) -> Lineages:
     )
     return Lineages(
         Namespace(id_key, settings.cache_isolation, affinity.namespace),
-        LineageTokens(() if keyring is None else keyring.lineage_keys, affinity.token_life_s),
+        LineageTokens(lineage_keys, affinity.token_life_s),
         Kinship(
             TenantLimits(conversations=limits.tenant_conversations, children=limits.parent_children),
             limits.lineage_depth,

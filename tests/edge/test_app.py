@@ -227,3 +227,15 @@ def test_what_keeps_it_from_starting_is_one_sentence(tmp_path: Path, more: dict[
     assert said in errors
     assert "Traceback" not in errors
     assert output == ""
+
+
+def test_where_tokens_must_prove_it_does_not_start_without_keys_to_sign_them(tmp_path: Path) -> None:
+    file = configure(tmp_path, ["127.0.0.1:9"], ["127.0.0.1:9"], affinity={"proof": "token"})
+    keys = json.loads((tmp_path / "keys.json").read_text())
+    (tmp_path / "keys.json").write_text(json.dumps(keys | {"lineage_keys": []}))
+
+    with running("kinroute", "edge", "--config", str(file)) as process:
+        _, errors = process.communicate(timeout=DEADLINE_S)
+
+    assert process.returncode == 78
+    assert "run kinroute keys rotate" in errors
