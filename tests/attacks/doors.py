@@ -105,6 +105,7 @@ def open_doors(folder: Path, **config: Any) -> Iterator[Doors]:
             "context_servers": [worker],
             "generation_servers": [worker],
             "auth": issuer.settings,
+            "listen": {"http": "127.0.0.1:0", "grpc": "127.0.0.1:0", "admin": "127.0.0.1:0"},
             "log": {"level": "debug"},
         }
         edge = system.start_edge("edge", [], [], **(given | config))
