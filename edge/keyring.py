@@ -196,7 +196,8 @@ def new_id() -> str:
     return secrets.token_hex(4)
 
 
-def new_signing_key(sign_from_s: float) -> SigningKey:
+def new_signing_key(sign_from_s: int) -> SigningKey:
+    """Whole seconds, as those of what is signed."""
     return SigningKey(new_id(), _random_base64(), sign_from_s)
 
 
@@ -208,7 +209,7 @@ def _alone(path: Path) -> Iterator[None]:
 
 
 def _new_content() -> KeyFile:
-    now_s = time.time()
+    now_s = int(time.time())
     return KeyFile(VERSION, _random_base64(), (), (new_signing_key(now_s),), (new_signing_key(now_s),))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -55,7 +56,7 @@ def rotate(file: Path, *, sign_from_in_s: float, worker_file: Path | None) -> in
 
 def rotated(keys: tuple[SigningKey, ...], now_s: float, sign_from_in_s: float, life_s: float) -> tuple[SigningKey, ...]:
     """With a new key. `life_s`: how long what was signed is believed, leeway included. Who is retired is dropped."""
-    sign_from_s = now_s + sign_from_in_s
+    sign_from_s = math.ceil(now_s + sign_from_in_s)
     retire_s = sign_from_s + life_s + MARGIN_S
     kept = [
         msgspec.structs.replace(key, retire_at=retire_s if key.retire_at is None else min(key.retire_at, retire_s))
