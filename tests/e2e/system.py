@@ -9,9 +9,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 import yaml
 
-from edge.keyring import Keyring
+from edge.core.types import Scope
+from edge.keyring import ApiKey, KeyFile, Keyring, digest_of, new_api_key, new_id
 from kinroute.processes import Child, News
 
 START_DEADLINE_S = 90.0
@@ -55,6 +57,17 @@ class System:
     @property
     def key(self) -> str:
         return self.keyring.local_key
+
+    def add_key(self, subject: str) -> str:
+        """Another API key of the same tenant, which may name parents; for edges that start after this."""
+        secret = new_api_key()
+        added = ApiKey(new_id(), digest_of(secret), "default", subject, (Scope.AFFINITY.value,))
+
+        def change(content: KeyFile) -> KeyFile:
+            return msgspec.structs.replace(content, api_keys=(*content.api_keys, added))
+
+        self.keyring = Keyring.change(self.keyring.path, change)
+        return secret
 
     def __enter__(self) -> Self:
         return self

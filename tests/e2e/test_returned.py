@@ -31,9 +31,10 @@ CHILDS_TASK = "Read all of this before you answer, and keep it: it is long enoug
 @dataclass(frozen=True)
 class Fleet:
     """Two context workers behind edges that part a family: `turns` sends each turn to the next context worker, `alone`
-    leaves short prompts to the generation worker."""
+    leaves short prompts to the generation worker. `helper_key` is of another subject than the system's key."""
 
     system: System
+    helper_key: str
     context: list[Part]
     turns: Part
     alone: Part
@@ -44,6 +45,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     folder = tmp_path_factory.mktemp("returned")
     model = make_tiny_model(folder / "tiny")
     with System(folder / "system", model) as system:
+        helper_key = system.add_key("helper")
         context = [system.start_worker(f"context-{n}", role="context", kv_cache_config=CACHE) for n in (1, 2)]
         generation = system.start_worker(
             "generation", role="generation", kv_cache_config={"tokens_per_block": 16, "max_tokens": 16_384}
@@ -52,19 +54,23 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         local = {"max_local_prefill_length": SHORT_TOKENS}
         alone = system.start_edge("edge-alone", context, [generation], conditional_disagg_config=local)
         system.wait_ready(*context, generation, turns, alone)
-        yield Fleet(system, context, turns, alone)
+        yield Fleet(system, helper_key, context, turns, alone)
 
 
 def ask(fleet: Fleet, edge: Part, text: str, conversation: str, parent: str | None = None) -> dict[str, Any]:
     """The receipt of one whole answer."""
-    headers = {"Authorization": f"Bearer {fleet.system.key}", "X-Kinroute-Conversation-ID": conversation}
-    if parent is not None:
-        headers["X-Kinroute-Parent-ID"] = parent
+    return ask_with(fleet.system.key, edge, text, conversation, {} if parent is None else {"parent-id": parent})[0]
+
+
+def ask_with(key: str, edge: Part, text: str, conversation: str, hint: dict[str, str]) -> tuple[dict[str, Any], str]:
+    """The receipt of one whole answer, and its lineage token. `hint`: of our headers, without what all begin with."""
+    said = {f"X-Kinroute-{name}": value for name, value in {"conversation-id": conversation, **hint}.items()}
     body = {"model": "tiny", "messages": [{"role": "user", "content": text}], "max_tokens": 2}
+    headers = {"Authorization": f"Bearer {key}", **said}
     answer = httpx.post(f"{edge.http}/v1/chat/completions", json=body, headers=headers, timeout=WAIT_S)
     assert answer.status_code == 200, answer.text
     receipt: dict[str, Any] = httpx.Response(200, content=answer.headers["x-kinroute-receipt"]).json()
-    return receipt
+    return receipt, answer.headers["x-kinroute-lineage"]
 
 
 def state_of(fleet: Fleet, receipt: dict[str, Any]) -> str:
@@ -105,3 +111,18 @@ def test_a_parents_short_turn_on_the_generation_worker_alone_demotes_its_child(f
 
     assert returned["context_worker"] == returned["generation_worker"], "no context worker saw this turn"
     wait_for(fleet, child, "demoted")
+
+
+def test_a_child_under_another_subject_is_its_parents_by_a_token_and_by_no_name(fleet: Fleet) -> None:
+    """Only whoever was given the token is demoted when the parent returns."""
+    text = f"A third of its kind. {CHILDS_TASK}"
+    _, token = ask_with(fleet.system.key, fleet.alone, f"Plan it. {CHILDS_TASK}", "p3", {})
+    child, _ = ask_with(fleet.helper_key, fleet.alone, text, "c3", {"lineage": token})
+    other, _ = ask_with(fleet.helper_key, fleet.alone, f"Unlike that. {text}", "c4", {"parent-id": "p3"})
+    for receipt in (child, other):
+        wait_for(fleet, receipt, "idle")
+
+    ask(fleet, fleet.alone, "And now?", "p3")
+
+    wait_for(fleet, child, "demoted")
+    assert state_of(fleet, other) == "idle", "its p3 is the helper's own, and another conversation"
