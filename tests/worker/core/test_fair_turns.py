@@ -96,6 +96,16 @@ def test_one_tenants_long_prompt_does_not_hold_up_the_chunks_of_anothers() -> No
     assert max(len(work.batch.token_ids) for work in engine.works if work.batch is not None) == 8
 
 
+def test_who_has_had_its_part_of_a_step_lets_another_begin_though_it_came_first() -> None:
+    engine = make_engine(num_pages=400, max_num_tokens=8)
+    engine.submit(1, prompt(1, 300), tenant=FLOODER)
+    engine.step()
+    engine.submit(2, prompt(2, 300), tenant=FLOODER)
+    engine.submit(3, prompt(3, 4), tenant=QUIET)
+
+    assert Started(RequestKey(3), 0) in (engine.step() or [])
+
+
 def test_a_step_is_full_where_the_other_tenants_need_less_than_their_share() -> None:
     engine = make_engine(num_pages=100, max_num_tokens=10)
     engine.submit(1, prompt(1, 60), tenant=FLOODER)
