@@ -65,6 +65,7 @@ class Admission:
 
     def __init__(self, limits: AdmissionLimits) -> None:
         self._limits = limits
+        self._replicas = limits.replicas
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
         self._shares = lru_cache(KNOWN_LIMITS)(self._share)
         self.in_flight = 0
@@ -74,6 +75,11 @@ class Admission:
     def num_tenants(self) -> int:
         """Whose use is remembered."""
         return len(self._tenants)
+
+    def share_with(self, replicas: int) -> None:
+        """From now on `replicas` edges share the limits."""
+        self._replicas = replicas
+        self._shares.cache_clear()
 
     def begin(self, principal: Principal, now_s: float) -> None:
         """Raises EdgeError RATE_LIMITED or OVERLOADED, with when to come again; then nothing was counted."""
@@ -141,7 +147,7 @@ class Admission:
         )
 
     def _share(self, own: TenantLimits) -> TenantLimits:
-        return own.over(self._limits.tenant).share(self._limits.replicas)
+        return own.over(self._limits.tenant).share(self._replicas)
 
     def _require_minute(self, state: _Tenant, limits: TenantLimits, now_s: float) -> None:
         """Room for one more request; for its tokens, as long as there are any left."""

@@ -158,6 +158,15 @@ def test_each_of_several_replicas_gives_its_part() -> None:
         assert refused(admission, A)[0] == "tenant_requests_per_minute"
 
 
+def test_more_replicas_each_give_less_from_then_on() -> None:
+    admission = make_admission(requests_per_minute=60)
+    assert admission.standing(A, 0.0).requests == Quota(60, 60, 0.0)
+
+    admission.share_with(3)
+
+    assert admission.standing(A, 0.0).requests == Quota(20, 20, 0.0)
+
+
 def test_a_tenant_stands_where_it_used_its_limits_to() -> None:
     admission = make_admission(requests_per_minute=6, tokens_per_minute=600)
     full = Standing(Quota(6, 6, 0.0), Quota(600, 600, 0.0))
