@@ -58,7 +58,14 @@ def test_the_environment_overrides_the_file_at_every_level(tmp_path: Path, model
         ({"kv_transfer": {"allowed_networks": ["ten"]}}, {}, "kv_transfer.allowed_networks.0 is 'ten'"),
         ({"listen": {"grpc": "0.0.0.0:1"}}, {}, "listen.grpc is '0.0.0.0:1'.*allow_plaintext"),
         ({"listen": {"grpc": "0.0.0.0:1", "allow_plaintext": True}}, {}, "set keys_file"),
-        ({"listen": {"admin": "0.0.0.0:1"}}, {}, "listen.admin is '0.0.0.0:1'.*loopback"),
+        ({"listen": {"grpc": "0.0.0.0:1", "tls": {"certificate_file": "/c", "key_file": "/k"}}}, {}, "set keys_file"),
+        ({"listen": {"admin": "0.0.0.0:1"}}, {}, "listen.admin is '0.0.0.0:1'.*listen.admin.allow_plaintext"),
+        ({"kv_transfer": {"listen_host": "10.0.0.1"}}, {}, "kv_transfer.listen_host is '10.0.0.1'.*the pages of"),
+        (
+            {"listen": {"tls": {"certificate_file": "/c", "key_file": "/k"}}},
+            {},
+            "kv_transfer.tls is missing.*set kv_transfer.tls.ca_file",
+        ),
         ({"kv_cache_config": {"max_tokens": 8}}, {}, "kv_cache_config.max_tokens is 8: less than one block"),
     ],
 )
@@ -69,6 +76,51 @@ def test_a_wrong_value_names_its_path_itself_and_what_is_allowed(
 
     with pytest.raises(SettingsError, match=message):
         load_settings(file, environment)
+
+
+CERTIFICATE = {"certificate_file": "/c", "key_file": "/k"}
+MUTUAL = {**CERTIFICATE, "client_ca_file": "/ca"}
+
+
+@pytest.mark.parametrize(
+    ("values", "warned"),
+    [
+        ({"listen": {"grpc": "0.0.0.0:1", "tls": MUTUAL}}, ""),
+        ({"listen": {"tls": CERTIFICATE}, "role": "context"}, ""),
+        ({"listen": {"tls": CERTIFICATE}, "kv_transfer": {"tls": {"ca_file": "/ca"}}}, ""),
+        ({"listen": {"tls": MUTUAL}, "kv_transfer": {"listen_host": "10.0.0.1"}}, ""),
+        ({"listen": {"grpc": "0.0.0.0:1", "allow_plaintext": True}, "keys_file": "/k"}, "prompts and answers travel"),
+        ({"listen": {"allow_plaintext": True}, "kv_transfer": {"listen_host": "10.0.0.1"}}, "the pages of prompts"),
+        ({"listen": {"admin": {"address": "0.0.0.0:1", "allow_plaintext": True}}}, "metrics, keys and control calls"),
+        ({"listen": {"admin": {"address": "0.0.0.0:1", "tls": CERTIFICATE}}}, ""),
+        ({"listen": {"grpc": "0.0.0.0:1", "tls": CERTIFICATE, "allow_anonymous": True}, "role": "context"}, "no edge"),
+    ],
+)
+def test_what_is_protected_or_said_to_be_may_start_and_what_is_open_is_warned_of(
+    tmp_path: Path, model: Path, values: dict[str, Any], warned: str
+) -> None:
+    warnings = " ".join(load_settings(write(tmp_path, model=str(model), **values), {}).warnings)
+
+    assert warned in warnings
+    assert bool(warned) == bool(warnings)
+
+
+def test_pages_are_pulled_with_the_listeners_certificates_unless_others_are_named(tmp_path: Path, model: Path) -> None:
+    def pull_tls(**values: Any) -> dict[str, str] | None:
+        tls = load_settings(write(tmp_path, model=str(model), **values), {}).pull_tls
+        return None if tls is None else tls.model_dump(mode="json", exclude_none=True)
+
+    own = {"tls": MUTUAL}
+    assert pull_tls() is None
+    assert pull_tls(listen=own) == {**CERTIFICATE, "ca_file": "/ca"}
+    assert pull_tls(listen=own, kv_transfer={"tls": {"ca_file": "/o", "server_name": "n"}}) == {
+        **CERTIFICATE,
+        "ca_file": "/o",
+        "server_name": "n",
+    }
+    other = {"ca_file": "/o", "certificate_file": "/oc", "key_file": "/ok"}
+    assert pull_tls(listen=own, kv_transfer={"tls": other}) == other
+    assert pull_tls(kv_transfer={"tls": {"ca_file": "/o"}}) == {"ca_file": "/o"}
 
 
 RUNNING = Path(__file__).parents[2] / "docs" / "running.md"

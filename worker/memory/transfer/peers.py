@@ -139,7 +139,7 @@ class Peers:
                     connection.close()
                     raise
         except TimeoutError as error:
-            raise ConnectionError(f"no connection within {CONNECT_S:g} s") from error
+            raise ConnectionError(f"no connection within {CONNECT_S:g} s, or only one end speaks TLS") from error
         return Peer(connection, greeting, self._pools.get(greeting.server_id) if way.is_local else None)
 
     def _keep(self, way: Way, peer: Peer) -> None:

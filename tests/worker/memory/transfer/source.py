@@ -12,6 +12,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from configuration.tls import ServerTls, server_material
 from tests.worker.memory.transfer.samples import SECRET, SESSION_ID, empty_pool, filled_pool
 from worker.memory.layout import KvLayout
 from worker.memory.transfer.server import TransferServer
@@ -19,9 +20,11 @@ from worker.memory.transfer.server import TransferServer
 
 class Source:
     """The other process, seen from the test: it serves the ranks of `layouts`, each with `num_pages` empty pages, or
-    filled ones."""
+    filled ones. `tls`: as `listen.tls`."""
 
-    def __init__(self, layouts: Sequence[KvLayout], num_pages: int | None = None) -> None:
+    def __init__(
+        self, layouts: Sequence[KvLayout], num_pages: int | None = None, tls: dict[str, str] | None = None
+    ) -> None:
         self.layouts = list(layouts)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.worker.memory.transfer.source"],
@@ -29,7 +32,7 @@ class Source:
             stdout=subprocess.PIPE,
             text=True,
         )
-        served = self._do("serve", layouts=[dataclasses.asdict(one) for one in layouts], num_pages=num_pages)
+        served = self._do("serve", layouts=[dataclasses.asdict(one) for one in layouts], num_pages=num_pages, tls=tls)
         self.addresses: list[str] = served["addresses"]
         self.host_key: str = served["host_key"]
 
@@ -78,11 +81,12 @@ def main() -> None:
 
 def _obey(servers: list[TransferServer], command: dict[str, Any]) -> object:
     match command:
-        case {"do": "serve", "layouts": layouts, "num_pages": num_pages}:
+        case {"do": "serve", "layouts": layouts, "num_pages": num_pages, "tls": tls}:
+            kept = server_material(ServerTls.model_validate(tls), "listen.tls") if tls else None
             for members in layouts:
                 layout = KvLayout(**members)
                 pool = filled_pool(layout) if num_pages is None else empty_pool(layout, num_pages)
-                servers.append(TransferServer(pool, layout, "127.0.0.1"))
+                servers.append(TransferServer(pool, layout, "127.0.0.1", tls=kept))
                 servers[-1].start()
             return {"addresses": [server.address for server in servers], "host_key": servers[0].host_key}
         case {"do": "pin", "session_id": session_id, "secret": secret, "pages": pages, "num_tokens": num_tokens}:
