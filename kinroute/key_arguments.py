@@ -1,4 +1,4 @@
-"""The arguments of `kinroute key`, `kinroute keys` and `kinroute token`."""
+"""The arguments of `kinroute key` and `kinroute keys`."""
 
 from __future__ import annotations
 

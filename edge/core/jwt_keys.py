@@ -24,6 +24,8 @@ SECRET_BYTES = {"HS256": 32, "HS384": 48, "HS512": 64}
 """The least length of a secret: that of the hash (RFC 7518, section 3.2)."""
 ASYMMETRIC = (*RSA_ALGORITHMS, *EC_ALGORITHMS.values(), "EdDSA")
 ALGORITHMS = (*ASYMMETRIC, *SECRET_BYTES)
+ANY_OF_KIND = {"RSA": "RS256", "EC": "ES256", "OKP": "EdDSA", "oct": "HS256"}
+"""By the kind of a JWK an algorithm of it: how its members are read is the same for all of a kind."""
 MIN_RSA_BITS, MAX_RSA_BITS = 2048, 8192
 MAX_KEYS = 100
 MAX_KID_CHARS = 256
@@ -32,7 +34,6 @@ MAX_TRIED = 8
 PublicKey = rsa.RSAPublicKey | ec.EllipticCurvePublicKey | ed25519.Ed25519PublicKey | ed448.Ed448PublicKey
 _PUBLIC_MEMBERS = ("kty", "crv", "n", "e", "x", "y")
 _PEM = re.compile(rb"-----BEGIN ([A-Z0-9 ]+)-----.+?-----END \1-----", re.DOTALL)
-_ANY_OF_KIND = {"RSA": "RS256", "EC": "ES256", "OKP": "EdDSA", "oct": "HS256"}
 
 
 class KeysError(ValueError):
@@ -137,8 +138,8 @@ def _of_jwk(jwk: object, *, secrets_allowed: bool) -> VerifyKey:
     kid, kind = jwk.get("kid", ""), jwk.get("kty")
     if not isinstance(kid, str) or len(kid) > MAX_KID_CHARS:
         raise KeysError(f"kid is no text of at most {MAX_KID_CHARS} characters")
-    if not isinstance(kind, str) or kind not in _ANY_OF_KIND:
-        raise KeysError(f"kty is none of {', '.join(_ANY_OF_KIND)}")
+    if not isinstance(kind, str) or kind not in ANY_OF_KIND:
+        raise KeysError(f"kty is none of {', '.join(ANY_OF_KIND)}")
     _require_for_verifying(jwk)
     if kind == "oct":
         if not secrets_allowed:
@@ -166,7 +167,7 @@ def _require_for_verifying(jwk: Mapping[str, Any]) -> None:
 
 def _material(kind: str, members: dict[str, Any]) -> Any:
     try:
-        return jwt.get_algorithm_by_name(_ANY_OF_KIND[kind]).from_jwk(members)
+        return jwt.get_algorithm_by_name(ANY_OF_KIND[kind]).from_jwk(members)
     except (jwt.PyJWTError, ValueError, TypeError, KeyError, UnsupportedAlgorithm) as error:
         raise KeysError("its members make no key") from error
 

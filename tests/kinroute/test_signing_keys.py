@@ -68,7 +68,7 @@ def test_workers_get_the_new_key_in_the_same_command_or_later(file: Path, tmp_pa
     assert keys(file, "rotate", "--sign-from-in", "0s", "--export-worker", str(theirs)) == 0
     assert main(["keys", "export-worker", str(later), "--keys-file", str(file)]) == 0
 
-    assert theirs.read_bytes() == later.read_bytes()
+    assert json.loads(theirs.read_text()) == json.loads(later.read_text())
     held = json.loads(theirs.read_text())
     assert list(held) == ["envelope_keys"]
     assert [key["id"] for key in held["envelope_keys"]] == [key.key_id for key in Keyring.load(file).envelope_keys]
