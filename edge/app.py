@@ -9,6 +9,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from edge.core.seals import Seals
 from edge.core.types import Principal, Scope, TenantLimits
 from edge.driver import Driver
 from edge.grpc.server import GrpcServer
+from edge.grpc.signed_hints import SignedHints
 from edge.hints import Hints
 from edge.http.admin import Admin
 from edge.http.api import make_api
@@ -109,6 +111,8 @@ class Edge:
             lambda keys: lineages.tokens.use(keys.lineage_keys),
             lambda keys: self._seals.use(keys.lineage_keys),
         ]
+        self._signed_hint_keys = _watched_hint_keys(settings)
+        self._signed_hints = SignedHints({tenant: file.value for tenant, file in self._signed_hint_keys.items()})
         limits = settings.limits
         admission = Admission(
             AdmissionLimits(
@@ -160,6 +164,8 @@ class Edge:
                 keeping.append(tasks.create_task(self._keys.watch(self._key_users)))
             if self._affinity_key is not None:
                 keeping.append(tasks.create_task(self._affinity_key.watch(self._affinity_key_users)))
+            for tenant, file in self._signed_hint_keys.items():
+                keeping.append(tasks.create_task(file.watch([partial(self._signed_hints.use, tenant)])))
             administering = tasks.create_task(self._admin.serve([self._admin_socket]))
             serving = tasks.create_task(self._http.serve([self._http_socket]))
             announcing = tasks.create_task(self._announce_ready(say))
@@ -188,6 +194,7 @@ class Edge:
             self._channels.open,
             instance_id=self._edge_id,
             version=metadata.version("kinroute"),
+            signed_hints=self._signed_hints,
         )
         tls = self._certificates.callers
         await server.start(address, None if tls is None else server_credentials(tls))
@@ -266,6 +273,15 @@ def _watched_keys(file: Path) -> WatchedFile[Keyring]:
 def _watched_affinity_key(settings: EdgeSettings) -> WatchedFile[bytes] | None:
     file = settings.internal_request_auth_key_file
     return None if file is None else WatchedFile(file, lambda: read_secret(file, "internal_request_auth_key_file"))
+
+
+def _watched_hint_keys(settings: EdgeSettings) -> dict[str, WatchedFile[bytes]]:
+    """By tenant."""
+
+    def watched(tenant: str, file: Path) -> WatchedFile[bytes]:
+        return WatchedFile(file, lambda: read_secret(file, f"affinity.trtllm_key_files.{tenant}"))
+
+    return {tenant: watched(tenant, file) for tenant, file in settings.affinity.trtllm_key_files.items()}
 
 
 def _authentication(settings: EdgeSettings, keyring: Keyring | None) -> Authentication:

@@ -84,11 +84,13 @@ class Identities:
         cache_key: str | None,
         content: Callable[[], bytes],
         own: str = "",
+        parent: str = "",
         explicit: bool = False,
     ) -> Believed:
         """`content`: what identifies a conversation that has no id; asked for only then. `own`: the conversation's id
-        where it stands beside the headers (OpenEngine's `extra`); empty where it does not. `explicit`: no agent sends
-        such requests by itself, so a hint under any name is meant, and refused where it may not be believed.
+        where it stands beside the headers (OpenEngine's `extra`); empty where it does not. `parent`: named in
+        another dialect, whose signature was verified; empty where it is not. `explicit`: no agent sends such requests
+        by itself, so a hint under any name is meant, and refused where it may not be believed.
 
         `Believed.token` belongs into the answer, under `lineage_header`.
         """
@@ -96,7 +98,7 @@ class Identities:
         what = "hint"
         try:
             claim = self._families.read(caller.headers, body_conversation=body_conversation, cache_key=cache_key)
-            claim = naming(claim, own)
+            claim = naming(claim, own, parent)
             if explicit:
                 claim = dataclasses.replace(claim, explicit=True)
             what = "token"
@@ -110,6 +112,10 @@ class Identities:
         if believed.ignored:
             self._audit.ignored(believed.said_by, believed.ignored, tenant=principal.tenant, key_id=principal.key_id)
         return believed
+
+    def refused(self, what: str, error: EdgeError, principal: Principal) -> None:
+        """Something else of a known caller was refused: for the audit."""
+        self._audit.refused(what, error.reason, tenant=principal.tenant, key_id=principal.key_id)
 
     def cache_salt(self, caller: Identified, own: str) -> bytes:
         """Within what the request's prefixes are shared; a caller's `own` salt only narrows it."""

@@ -195,12 +195,14 @@ class Affinity(Section):
 
     `namespace`: whose conversations a caller can name, its subject's or its whole tenant's. `proof`: what proves a
     parent or an end, a name inside that namespace or only a lineage token. `token_life_s`: of those that answers carry.
+    `trtllm_key_files`: for each tenant whose orchestrators sign hints as TensorRT-LLM does, the file with their key.
     """
 
     namespace: Literal["subject", "tenant"] = "subject"
     proof: Literal["namespace", "token"] = "namespace"
     token_life_s: Annotated[int, Field(ge=60, le=MAX_LIFE_S)] = MAX_LIFE_S
     headers: AffinityHeaders = AffinityHeaders()
+    trtllm_key_files: Mapping[str, Path] = Field(default_factory=dict)
 
 
 class Limits(Section):

@@ -65,20 +65,25 @@ class HeaderNames:
     others_parent: str = ""
 
 
-def naming(claim: Claim, own: str) -> Claim:
-    """The claim of a request whose own id stands in OpenEngine's `extra` too, or instead. Raises EdgeError."""
+def naming(claim: Claim, own: str, parent: str = "") -> Claim:
+    """The claim of a request whose own id stands in OpenEngine's `extra` too, or instead, and whose parent is named in
+    another dialect. Raises EdgeError where its metadata say otherwise."""
     own = own.strip(" \t")
-    if not own:
-        return claim
-    _require_id(EXTRA_CONVERSATION, own, MAX_ID_BYTES)
-    if claim.conversation is not None and claim.conversation != own:
-        raise EdgeError(
-            Code.INVALID,
-            f"{EXTRA_CONVERSATION} and the metadata name different conversations.",
-            param=EXTRA_CONVERSATION,
-            reason="two conversations",
-        )
-    return replace(claim, family=claim.family or "openengine", conversation=own, placement=None)
+    if own:
+        _require_id(EXTRA_CONVERSATION, own, MAX_ID_BYTES)
+        if claim.conversation is not None and claim.conversation != own:
+            raise EdgeError(
+                Code.INVALID,
+                f"{EXTRA_CONVERSATION} and the metadata name different conversations.",
+                param=EXTRA_CONVERSATION,
+                reason="two conversations",
+            )
+        claim = replace(claim, family=claim.family or "openengine", conversation=own, placement=None)
+    if parent:
+        if claim.parent is not None and claim.parent != parent:
+            raise EdgeError(Code.INVALID, "The metadata name different parents.", reason="different parents")
+        claim = replace(claim, parent=parent)
+    return claim
 
 
 _OTHER_USES = frozenset(

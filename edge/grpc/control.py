@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from edge.core.errors import Code, EdgeError
-from edge.core.seals import Seals
+from edge.core.seals import Opened, Seals
 from edge.core.types import (
     ConversationKey,
     FamilyKey,
@@ -146,7 +146,7 @@ class Control:
                 if found is Found.ENDED:
                     status = lifecycle_pb2.ABORT_STATUS_ALREADY_FINISHED
             case "kv_session":
-                opened = self._seals.open(message.kv_session, tenant=caller.tenant, now_s=time.time())
+                opened = self._opened(message.kv_session, caller)
                 if not self._parts.driver.pins.abort((opened.instance_id, message.kv_session.session_id)):
                     raise EdgeError(Code.NOT_FOUND, "kv_session is not held here")
             case "all_requests":
@@ -154,6 +154,13 @@ class Control:
             case _:
                 raise invalid("target is missing: give exactly one")
         return lifecycle_pb2.AbortResponse(status=status)
+
+    def _opened(self, session: kv_pb2.KvSessionRef, caller: Caller) -> Opened:
+        try:
+            return self._seals.open(session, tenant=caller.tenant, now_s=time.time())
+        except EdgeError as error:
+            self._parts.identities.refused("seal", error, caller.principal)
+            raise
 
     @staticmethod
     def _means_everybody(message: lifecycle_pb2.AbortRequest, caller: Caller) -> bool:

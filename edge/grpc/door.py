@@ -30,6 +30,7 @@ from edge.settings import Limits
 from enginelink.openengine_metadata import MetadataError, RequestMetadata, read_metadata
 
 Context: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
+NO_SCOPE = "no_scope"
 Pairs: TypeAlias = Sequence[tuple[str, str | bytes]]
 log = structlog.get_logger()
 
@@ -53,7 +54,7 @@ class Caller:
     def require_operator(self, what: str) -> None:
         """Raises EdgeError FORBIDDEN."""
         if not self.principal.may(Scope.OPERATOR):
-            raise EdgeError(Code.FORBIDDEN, f"{what}: this key lacks the scope operator.", reason="no scope operator")
+            raise EdgeError(Code.FORBIDDEN, f"{what}: this key lacks the scope operator.", reason=NO_SCOPE)
 
 
 class Call:
@@ -121,6 +122,8 @@ class Door:
                 await self._enter(pairs, known, context, request, method)
             except EdgeError as error:
                 failure = error
+                if error.reason == NO_SCOPE:
+                    self._identities.refused("control", error, known[0])
             except Exception:
                 log.exception("a call failed by our own fault", method=request.DESCRIPTOR.full_name)
                 failure = EdgeError(Code.INTERNAL, "Something went wrong here.")

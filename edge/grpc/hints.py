@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from edge.core.errors import EdgeError
 from edge.core.lineage import Believed
 from edge.grpc.asked import Asked
 from edge.grpc.door import Caller
 from edge.grpc.errors import invalid
+from edge.grpc.signed_hints import SignedHints
 from edge.identity import Identities
 from enginelink.openengine_metadata import RequestMetadata
 
@@ -23,14 +25,21 @@ def require_rank(metadata: RequestMetadata, asked: Asked) -> None:
         raise invalid(f"openengine-target-dp-rank is {wished}: this service is data-parallel rank 0 alone")
 
 
-def believed_of(identities: Identities, caller: Caller, asked: Asked) -> Believed:
-    """A parent is worth something where there is a prefill: on a generation leg it is refused. Raises EdgeError."""
+def believed_of(identities: Identities, signed: SignedHints, caller: Caller, asked: Asked, model: str) -> Believed:
+    """A parent is worth something where there is a prefill: on a generation leg it is refused. `model`: as the request
+    wrote it. Raises EdgeError."""
+    try:
+        parent = signed.parent_of(caller, asked, model)
+    except EdgeError as error:
+        identities.refused("hint", error, caller.principal)
+        raise
     believed = identities.lineage(
         caller.identified,
         body_conversation=None,
         cache_key=caller.metadata.routing_key or None,
         content=asked.identifying_content,
         own=asked.conversation,
+        parent=parent,
         explicit=True,
     )
     lineage = believed.lineage

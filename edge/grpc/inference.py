@@ -18,6 +18,7 @@ from edge.grpc.door import Call, Caller, Door
 from edge.grpc.hints import believed_of, require_rank
 from edge.grpc.output import Output, Producing
 from edge.grpc.requests import Requests
+from edge.grpc.signed_hints import SignedHints
 from edge.http.recent import RequestRecord
 from edge.http.route import Parts
 from edge.http.turns import trace
@@ -30,11 +31,12 @@ log = structlog.get_logger()
 
 
 class Inference:
-    def __init__(self, parts: Parts, door: Door, seals: Seals, requests: Requests) -> None:
+    def __init__(self, parts: Parts, door: Door, seals: Seals, requests: Requests, signed_hints: SignedHints) -> None:
         self._parts = parts
         self._door = door
         self._seals = seals
         self._requests = requests
+        self._signed_hints = signed_hints
         limits = parts.limits
         self._bounds = RetentionBounds(limits.tenant_max_retention_priority, limits.tenant_max_retention_duration_ms)
 
@@ -73,7 +75,7 @@ class Inference:
         record.request_id, record.model = asked.request_id, asked.model.name
         require_rank(caller.metadata, asked)
         opened = self._opened(asked, caller)
-        believed = believed_of(parts.identities, caller, asked)
+        believed = believed_of(parts.identities, self._signed_hints, caller, asked, message.model)
         record.ignored_lineage = believed.told
 
         def seal(prefill: Prefill) -> kv_pb2.KvSessionRef:
@@ -171,7 +173,11 @@ class Inference:
         Raises EdgeError."""
         if asked.session is None:
             return None
-        opened = self._seals.open(asked.session, tenant=caller.tenant, now_s=time.time())
+        try:
+            opened = self._seals.open(asked.session, tenant=caller.tenant, now_s=time.time())
+        except EdgeError as error:
+            self._parts.identities.refused("seal", error, caller.principal)
+            raise
         workers = self._parts.driver.fleet.workers.values()
         if all(worker.instance_id != opened.instance_id for worker in workers):
             raise EdgeError(Code.KV_SESSION_NOT_FOUND, "kv.session: its worker is gone", retryable=False)

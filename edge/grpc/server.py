@@ -15,6 +15,7 @@ from edge.grpc.door import Door
 from edge.grpc.inference import Inference
 from edge.grpc.kv_events import Dial, KvEvents
 from edge.grpc.requests import Requests
+from edge.grpc.signed_hints import SignedHints
 from edge.http.route import Parts
 from edge.settings import Limits
 from enginelink.standard_services import Health, add_standard_services
@@ -57,12 +58,13 @@ class GrpcServer:
         *,
         instance_id: str,
         version: str,
-        takes_signed_hints: bool = False,
+        signed_hints: SignedHints | None = None,
     ) -> None:
         self._driver: Driver = parts.driver
         self._server = make_server(parts.limits)
         door, requests = Door(parts.identities, parts.admission, parts.limits), Requests()
-        inference = Inference(parts, door, seals, requests)
+        signed_hints = signed_hints or SignedHints({})
+        inference = Inference(parts, door, seals, requests, signed_hints)
         kv_events = KvEvents(parts.driver.fleet, dial, unread_deadline_s=parts.limits.stalled_client_timeout_s)
         control = Control(
             parts,
@@ -71,7 +73,7 @@ class GrpcServer:
             kv_events,
             instance_id=instance_id,
             version=version,
-            takes_signed_hints=takes_signed_hints,
+            takes_signed_hints=signed_hints.is_taken,
         )
         services = service_pb2.DESCRIPTOR.services_by_name
         self._server.add_generic_rpc_handlers(

@@ -30,6 +30,7 @@ from edge.core.seals import Seals
 from edge.core.types import ConversationKey, FinishReason, Lineage, Principal, TurnId
 from edge.driver import Driver
 from edge.grpc.server import GrpcServer
+from edge.grpc.signed_hints import SignedHints
 from edge.http.models import Catalogue, ServedModel
 from edge.http.recent import RecentRequests
 from edge.http.route import Parts
@@ -219,6 +220,7 @@ def front_end(
     ready: bool = True,
     seals: Seals | None = None,
     workers: Sequence[str] = (),
+    signed_hints: SignedHints | None = None,
 ) -> Iterator[FrontEnd]:
     """One worker for both phases; `workers` are further addresses that the fleet knows, of nobody who is ready. The
     server has a thread and a loop of its own; everything ends with the block."""
@@ -253,7 +255,12 @@ def front_end(
     async def serve() -> None:
         stop = asyncio.Event()
         server = GrpcServer(
-            parts, seals or Seals((Key("k", b"k" * 32),)), Channels().open, instance_id="edge-test", version=VERSION
+            parts,
+            seals or Seals((Key("k", b"k" * 32),)),
+            Channels().open,
+            instance_id="edge-test",
+            version=VERSION,
+            signed_hints=signed_hints,
         )
         await server.start("127.0.0.1:0")
         started.update(loop=asyncio.get_running_loop(), stop=stop, address=server.address)
