@@ -165,3 +165,28 @@ def test_one_turn_told_twice_is_one_return(running: Running) -> None:
 
         until(lambda: seen(running, other_child)[0] == "demoted")
         assert seen(running, child)[0] == "idle"
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        {"closed": link_pb2.Closed()},
+        {"ended": link_pb2.Ended(reason=link_pb2.STOP_REASON_END_OF_TURN, final=True)},
+        {"generating": link_pb2.Generating()},
+    ],
+    ids=lambda update: next(iter(update)),
+)
+def test_what_another_link_says_of_a_conversation_changes_nothing(running: Running, update: dict[str, Any]) -> None:
+    """It was not submitted there. Its own link is believed, which shows that such news is noticed."""
+    with Edge(running.grpc) as edge, Edge(running.grpc) as other:
+        _, child = family(edge)
+        other_parent, other_child = family(other)
+
+        other.tell(child, **update)
+        tell(other, other_parent, sign(other, conversation=other_parent))
+
+        until(lambda: seen(running, other_child)[0] == "demoted")
+        assert seen(running, child) == ("idle", [35, 35])
+
+        edge.tell(child, **update)
+        until(lambda: seen(running, child)[0] == ("running" if "generating" in update else "final"))
