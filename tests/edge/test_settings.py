@@ -65,6 +65,62 @@ def test_the_environment_alone_is_enough() -> None:
     assert load_settings(None, environment).model.name == "m"
 
 
+URL = {
+    "jwks_url": "https://issuer.test/keys",
+    "algorithms": ["RS256"],
+    "issuer": "https://issuer.test",
+    "audience": "us",
+}
+
+
+@pytest.mark.parametrize(
+    ("jwt", "expected"),
+    [
+        ({}, "auth.jwt needs exactly one of jwks_url, jwks_file, public_key_file, secret_file; it has none."),
+        ({"secret_file": "/s", "jwks_file": "/j"}, "it has jwks_file and secret_file"),
+        (
+            {"secret_file": "/s", "algorithms": ["RS256"]},
+            "holds 'RS256', which no key of auth.jwt.secret_file can be for",
+        ),
+        ({"secret_file": "/s", "algorithms": ["none"]}, "auth.jwt.algorithms.0 is 'none'"),
+        (
+            {"public_key_file": "/p", "algorithms": ["RS256", "HS256"]},
+            "'HS256', which no key of auth.jwt.public_key_file",
+        ),
+        ({"jwks_file": "/p"}, "auth.jwt.algorithms is missing"),
+        (URL | {"algorithms": ["HS256"]}, "'HS256', which no key of auth.jwt.jwks_url can be for"),
+        ({name: value for name, value in URL.items() if name != "audience"}, "auth.jwt.audience is missing"),
+        ({name: value for name, value in URL.items() if name != "issuer"}, "auth.jwt.issuer is missing"),
+        (URL | {"jwks_url": "http://issuer.test/keys"}, "put keys of their own there; use https"),
+        (URL | {"jwks_url": "http://[::1/keys"}, "which is no URL"),
+        (URL | {"jwks_url": "file:///etc/passwd"}, "it must be https://HOST/PATH"),
+        (URL | {"jwks_url": "https://user:hush@issuer.test/keys"}, "settings are no place for secrets"),
+        (URL | {"refresh_s": 1}, "auth.jwt.refresh_s is 1"),
+        (URL | {"scope_map": {"x": "admin"}}, "'affinity' or 'operator'"),
+        ({"secret_file": "/s", "ca_file": "/c"}, "there is no server to check"),
+    ],
+)
+def test_a_wrong_source_of_tokens_names_itself(tmp_path: Path, jwt: dict[str, Any], expected: str) -> None:
+    assert expected in problem(tmp_path, GOOD | {"auth": {"jwt": jwt}})
+
+
+@pytest.mark.parametrize(
+    "jwt",
+    [
+        URL,
+        URL | {"issuer": None, "audience": None},
+        URL | {"jwks_url": "http://127.0.0.1:1/keys"},
+        URL
+        | {"jwks_url": "http://localhost/keys", "claims": {"scopes": ["scp", "roles"]}, "scope_map": {"x": "operator"}},
+        {"jwks_file": "/j", "algorithms": ["HS256", "EdDSA"]},
+        {"public_key_file": "/p", "algorithms": ["PS512"]},
+        {"secret_file": "/s"},
+    ],
+)
+def test_sources_of_tokens_that_make_sense_are_taken(tmp_path: Path, jwt: dict[str, Any]) -> None:
+    assert load_settings(write(tmp_path, GOOD | {"auth": {"jwt": jwt}}), {}).auth.jwt is not None
+
+
 @pytest.mark.parametrize(
     ("values", "expected"),
     [

@@ -19,9 +19,9 @@ import uvloop
 from google.protobuf import struct_pb2
 
 from edge.audit import Audit
+from edge.authentication import Authentication
 from edge.channels import Channels
 from edge.core.admission import Admission, AdmissionLimits
-from edge.core.auth import Authenticator
 from edge.core.fleet import Fleet
 from edge.core.headers import HeaderFamilies
 from edge.core.life_events import Phase
@@ -36,7 +36,7 @@ from edge.http.recent import RecentRequests
 from edge.http.route import Parts
 from edge.identity import Identities
 from edge.legs import LegListener, LegOrder
-from edge.settings import Limits
+from edge.settings import Jwt, Limits
 from edge.telemetry import Metrics
 from edge.tokenizing.model import TextModel
 from enginelink.envelope import Key
@@ -221,9 +221,12 @@ def front_end(
     seals: Seals | None = None,
     workers: Sequence[str] = (),
     signed_hints: SignedHints | None = None,
+    jwt: Jwt | None = None,
+    jwks_interval_s: float = 10.0,
 ) -> Iterator[FrontEnd]:
     """One worker for both phases; `workers` are further addresses that the fleet knows, of nobody who is ready. The
-    server has a thread and a loop of its own; everything ends with the block."""
+    server has a thread and a loop of its own; everything ends with the block. `jwt`: how tokens are believed, besides
+    the API keys."""
     limits = limits or Limits()
     worker = PhasedWorker()
     fleet = Fleet([worker.worker_id, *workers], [worker.worker_id, *workers])
@@ -240,8 +243,15 @@ def front_end(
         }.items()
     }
     metrics = Metrics()
+    authentication = Authentication(jwt, keys, min_interval_s=jwks_interval_s)
     parts = Parts(
-        Identities(Authenticator(keys), HeaderFamilies(), make_lineages(), Audit(metrics.registry)),
+        Identities(
+            authentication.authenticator,
+            HeaderFamilies(),
+            make_lineages(),
+            Audit(metrics.registry),
+            seek=authentication.seek,
+        ),
         Admission(admission or AdmissionLimits()),
         Catalogue([ServedModel(MODEL, ["other-name"], text)]),
         driver,
@@ -265,11 +275,12 @@ def front_end(
         await server.start("127.0.0.1:0")
         started.update(loop=asyncio.get_running_loop(), stop=stop, address=server.address)
         async with asyncio.TaskGroup() as tasks:
-            driving = tasks.create_task(driver.run())
+            running = [tasks.create_task(driver.run()), tasks.create_task(authentication.run())]
             is_up.set()
             await stop.wait()
             await server.stop(0.2)
-            driving.cancel()
+            for task in running:
+                task.cancel()
 
     def run(work: Callable[[], Any]) -> Any:
         async def call() -> Any:
