@@ -7,7 +7,7 @@ import json
 import re
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,14 +96,16 @@ def _read_all(connection: socket.socket) -> bytes:
 
 
 @contextmanager
-def open_doors(folder: Path, **config: Any) -> Iterator[Doors]:
-    """One edge at log level debug, whose fake worker steps every millisecond."""
-    with fake_worker("--step-ms", "1") as (worker, _), System(folder, make_text_folder(folder / "text")) as system:
+def open_doors(folder: Path, workers: int = 1, **config: Any) -> Iterator[Doors]:
+    """One edge at log level debug, whose fake workers step every millisecond."""
+    with ExitStack() as stack:
+        addresses = [stack.enter_context(fake_worker("--step-ms", "1"))[0] for _ in range(workers)]
+        system = stack.enter_context(System(folder, make_text_folder(folder / "text")))
         add_callers(system.keyring.path)
         issuer = JwtIssuer.create(folder)
         given: dict[str, Any] = {
-            "context_servers": [worker],
-            "generation_servers": [worker],
+            "context_servers": addresses,
+            "generation_servers": addresses,
             "auth": issuer.settings,
             "listen": {"http": "127.0.0.1:0", "grpc": "127.0.0.1:0", "admin": "127.0.0.1:0"},
             "log": {"level": "debug"},
