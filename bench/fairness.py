@@ -4,7 +4,7 @@ Rank 0's own scheduler and cache manager, without a model: every step takes `STE
 depend on no machine. Eight well-behaved tenants are measured, each with requests at random times. Beside them there are
 either eight more of their kind, or one tenant that floods, with the same load or with all that it can. A ratio is of
 two runs with the same measured requests, and the median of five. `without_turns`: the wait if all were one tenant to
-the worker.
+the worker. A second measurement goes through a real edge (`bench.fair_edge`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from bench import fair_edge
 from bench.http_load import percentile
 from worker.core.config import CacheConfig, SchedulerConfig
 from worker.core.outputs import Finished, TokenOut
@@ -53,7 +54,12 @@ Others = Callable[[random.Random, int], list[Arrival]]
 """What comes beside the measured, until so many milliseconds."""
 
 
-def run(seeds: Sequence[int] = SEEDS, duration_ms: int = DURATION_MS) -> dict[str, Any]:
+def run() -> dict[str, Any]:
+    """In simulated time, and beside it, as `edge_...`, what is measured through an edge."""
+    return simulated() | fair_edge.run()
+
+
+def simulated(seeds: Sequence[int] = SEEDS, duration_ms: int = DURATION_MS) -> dict[str, Any]:
     """Rows by what the flooder does."""
     measured = {seed: list(_poisson(random.Random(seed), b"measured", duration_ms)) for seed in seeds}
 

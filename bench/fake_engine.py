@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from bench.fake_prefill import Prefill, PrefillQueue
 from enginelink.envelope import EnvelopeError, Key, ReplayGuard, Verifier
 from enginelink.v1 import link_pb2
 from openengine.v1 import error_pb2, generation_pb2, kv_pb2
@@ -61,10 +62,12 @@ def _last(prompt: bytes) -> int:
 @dataclass(slots=True)
 class Options:
     """`fault_after`: requests that are served well before the fault. `cached_tokens`: said of every prefill.
-    `keys_file`: as a worker's; without it no lineage is taken, and none is looked at."""
+    `keys_file`: as a worker's; without it no lineage is taken, and none is looked at. `tokens_per_step`: prompt tokens
+    that a step computes, which tenants share in turns; 0: every prompt takes `prefill_steps`."""
 
     step_ms: float = 10.0
     prefill_steps: int = 1
+    tokens_per_step: int = 0
     pull_steps: int = 1
     fault: str = "none"
     fault_after: int = 0
@@ -93,6 +96,7 @@ class Leg:
     waits: int
     produced: int = 0
     is_started: bool = False
+    prefill: Prefill | None = None
 
 
 class Proofs:
@@ -126,6 +130,7 @@ class FakeEngine:
         self.instance_id = secrets.token_hex(8)
         self.pins: dict[str, tuple[Link, int]] = {}
         self.proofs = Proofs(options.keys_file, self.instance_id) if options.keys_file else None
+        self._prefills = PrefillQueue(options.tokens_per_step)
         self._links: set[Link] = set()
         self._number = 0
         self._seen = 0
@@ -146,12 +151,20 @@ class FakeEngine:
 
     def detach(self, link: Link, *, keep_pins: bool = False) -> None:
         self._links.discard(link)
+        for handle in list(link.legs):
+            self._drop(link.legs.pop(handle))
         if not keep_pins:
             self.pins = {session: pin for session, pin in self.pins.items() if pin[0] is not link}
 
     def cancel(self, link: Link, handle: int) -> None:
-        link.legs.pop(handle, None)
+        leg = link.legs.pop(handle, None)
+        if leg is not None:
+            self._drop(leg)
         self.pins = {session: pin for session, pin in self.pins.items() if pin != (link, handle)}
+
+    def _drop(self, leg: Leg) -> None:
+        if leg.prefill is not None:
+            self._prefills.drop(leg.prefill)
 
     def submit(self, link: Link, submit: link_pb2.Submit) -> None:
         self._seen += 1
@@ -177,6 +190,9 @@ class FakeEngine:
             self._die_if("die-in-pull")
         else:
             self._die_if("die-before-started")
+            if self.options.tokens_per_step:
+                leg.prefill = Prefill(submit.tenant_tag, length)
+                self._prefills.add(leg.prefill)
         link.legs[leg.handle] = leg
         self._wake.set()
 
@@ -204,6 +220,8 @@ class FakeEngine:
             await asyncio.sleep(self.options.step_ms / 1000)
             if not self._faulty("silent"):
                 self._number += 1
+                if self.options.tokens_per_step:
+                    self._prefills.step()
                 for link in list(self._links):
                     self._step(link)
             await asyncio.sleep(max(0.0, began_s + self.options.step_ms / 1000 - loop.time()))
@@ -214,6 +232,8 @@ class FakeEngine:
         reached: set[str] = set()
         for leg in list(link.legs.values()):
             if self._faulty("stall-mid-decode") and leg.produced >= MID_DECODE_TOKENS:
+                continue
+            if leg.prefill is not None and leg.prefill.left:
                 continue
             if not leg.is_started and leg.phase != link_pb2.PHASE_GENERATION:
                 leg.is_started = True

@@ -80,6 +80,7 @@ def main() -> None:
     parser.add_argument("--listen", default="127.0.0.1:0")
     parser.add_argument("--step-ms", type=float, default=10.0)
     parser.add_argument("--prefill-steps", type=int, default=1)
+    parser.add_argument("--tokens-per-step", type=int, default=0, help="of prompts, shared by tenants in turns")
     parser.add_argument("--pull-steps", type=int, default=1)
     parser.add_argument("--fault", choices=FAULTS, default="none")
     parser.add_argument("--fault-after", type=int, default=0, help="requests that are served well before the fault")
