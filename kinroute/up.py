@@ -54,7 +54,7 @@ def up(config_file: Path | None, *, port: int | None, admin_port: int | None, ne
             with Steps() as steps:
                 system.start(steps)
             note.write_text(json.dumps(_note(listen, system.worker_admins)))
-            sys.stdout.write(_greeting(listen["http"], keyring.local_key, system.served_name))
+            sys.stdout.write(_greeting(listen["http"], system.grpc, keyring.local_key, system.served_name))
             sys.stdout.flush()
             system.watch()
         except Stopped:
@@ -124,6 +124,8 @@ class System:
         self._worker_keys = Path(self._folder.name) / "worker-keys.json"
         self.served_name = ""
         self.worker_admins: dict[str, str] = {}
+        self.grpc = ""
+        """Where the edge speaks OpenEngine; empty where it does not."""
 
     def start(self, steps: Steps) -> None:
         """Returns when every worker and the edge said that they are ready. Raises Problem."""
@@ -139,6 +141,7 @@ class System:
         steps.end("Starting workers")
         steps.begin("Starting the edge")
         self._wait(heard, {edge: {}}, "ready")
+        self.grpc = str(heard[edge]["listening"].members.get("grpc", ""))
         steps.end("Starting the edge")
 
     def watch(self) -> None:
@@ -213,7 +216,7 @@ class System:
             "generation_servers": servers["generation"],
         }
         own = self._config["edge"]
-        listen = (own.get("listen") or {}) | {"http": self._listen["http"]}
+        listen = {"grpc": "127.0.0.1:0"} | (own.get("listen") or {}) | {"http": self._listen["http"]}
         admin = listen.get("admin")
         listen["admin"] = (admin if isinstance(admin, dict) else {}) | {"address": self._listen["admin"]}
         self._start("edge", "edge", given | own | {"listen": listen})
@@ -254,13 +257,14 @@ class System:
         )
 
 
-def _greeting(http: str, key: str, model: str) -> str:
+def _greeting(http: str, grpc: str, key: str, model: str) -> str:
     base = f"http://{http}/v1"
+    openengine = f"OpenEngine (gRPC) is served at {grpc}\n" if grpc else ""
     command = Path(sys.executable).with_name("kinroute")
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}]})
     return f"""
 Kinroute is ready at {base}
-API key: {key}
+{openengine}API key: {key}
 
   curl {base}/chat/completions -H 'Authorization: Bearer {key}' -H 'Content-Type: application/json' -d '{body}'
 

@@ -17,6 +17,8 @@ import openai
 import psutil
 import pytest
 
+from tests.openengine.stub import Stub
+
 READY_S = 120.0
 GONE_S = 30.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -118,6 +120,11 @@ def test_it_serves_the_embedded_model_refuses_a_second_start_and_plays_the_demo(
         temperature=0,
     )
     assert "Paris" in (answer.choices[0].message.content or "")
+
+    grpc_address = re.search(r"OpenEngine \(gRPC\) is served at (\S+)", greeting)
+    assert grpc_address
+    with Stub(grpc_address[1], (("x-api-key", key_in(greeting)),)) as stub:
+        assert stub.health(stub.HealthRequest()).state == 2  # READY
 
     second = home.run("up", "--port", str(free_port()))
     assert second.returncode == 1
