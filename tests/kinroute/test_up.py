@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 import openai
 import psutil
 import pytest
+import yaml
 
 from tests.openengine.stub import Stub
 
@@ -107,10 +109,10 @@ def key_in(greeting: str) -> str:
     return found[1]
 
 
-def test_it_serves_the_embedded_model_refuses_a_second_start_and_plays_the_demo(
+def test_it_serves_the_embedded_model_refuses_a_second_start_plays_the_demo_and_hands_on_new_keys(
     home: Home, running: tuple[subprocess.Popen[str], str]
 ) -> None:
-    _, greeting = running
+    process, greeting = running
     client = openai.OpenAI(base_url=f"http://127.0.0.1:{home.port}/v1", api_key=key_in(greeting), max_retries=0)
 
     answer = client.chat.completions.create(
@@ -140,6 +142,19 @@ def test_it_serves_the_embedded_model_refuses_a_second_start_and_plays_the_demo(
     assert min(cached[3:]) > 0, "the parent's second turn and the sub-agent's second turn reuse what is cached"
     assert demo.stdout.count("35 → 1 ") >= 2, "both sub-agents were demoted when the parent returned"
     assert "priority 1 → 35" in " ".join(demo.stdout.split()), "the one that came back is kept again"
+
+    assert home.run("keys", "rotate").returncode == 0
+    ids = {key["id"] for key in json.loads(home.run("keys", "list", "--json").stdout)["envelope_keys"]}
+    end_s = time.monotonic() + GONE_S
+    while {key["id"] for key in json.loads(worker_keys(process).read_text())["envelope_keys"]} != ids:
+        assert time.monotonic() < end_s, "the workers' key file stays as it was"
+        time.sleep(0.05)
+
+
+def worker_keys(process: subprocess.Popen[str]) -> Path:
+    """The key file that the workers of this system read."""
+    configs = [argument for child in family_of(process) for argument in child.cmdline() if argument.endswith("-0.yaml")]
+    return Path(yaml.safe_load(Path(configs[0]).read_text())["keys_file"])
 
 
 def test_ctrl_c_ends_every_process(home: Home) -> None:

@@ -16,6 +16,7 @@ import httpx
 import jwt
 import pytest
 
+from bench.certificates import Authority
 from edge.core.types import Scope
 from edge.settings import Claims, Jwt
 from tests.edge.forged_tokens import by_url, forgeries
@@ -287,6 +288,15 @@ def test_keys_of_an_issuer_that_is_down_are_kept_for_their_while_and_no_longer(t
             assert not lets_in(edge, token(kid="other"))
             wait_until_refused(edge, seen)
             assert ask(edge, seen).status_code == 503
+
+
+def test_an_issuer_over_tls_is_believed_where_its_authority_is_named(text_folder: Path, tmp_path: Path) -> None:
+    ours, other = Authority(tmp_path / "ours"), Authority(tmp_path / "other")
+    issued = ours.issue("issuer")
+    with issuer(jwk("RS256", "k"), certificate=Path(issued.certificate_file), key=Path(issued.key_file)) as keys:
+        for authority, status in ((ours.file, 200), (other.file, 503), (None, 503)):
+            with served(text_folder, jwt=by_url(keys.url, ca_file=authority), jwks_interval_s=0.05) as edge:
+                assert ask(edge, token(kid="k")).status_code == status
 
 
 def test_a_key_file_is_read_again_when_it_changes(text_folder: Path, tmp_path: Path) -> None:
