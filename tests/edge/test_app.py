@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import jwt
 import openai
@@ -24,6 +25,7 @@ import yaml
 from bench.certificates import Authority
 from bench.fake_engine import answer_token
 from edge.keyring import Keyring
+from openengine.v1 import server_pb2, service_pb2_grpc
 from tests.edge.http.harness import make_text_folder
 
 DEADLINE_S = 20.0
@@ -57,6 +59,7 @@ class Edge:
     url: str
     admin: str
     key: str
+    grpc: str = ""
 
     def openai(self) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0)
@@ -91,7 +94,9 @@ def edge_of(folder: Path, context: list[str], generation: list[str], **more: Any
         listening = heard(process)
         assert listening["event"] == "listening"
         key = Keyring.load(folder / "keys.json").local_key
-        yield Edge(process, f"http://{listening['http']}", f"http://{listening['admin']}", key)
+        yield Edge(
+            process, f"http://{listening['http']}", f"http://{listening['admin']}", key, listening.get("grpc", "")
+        )
 
 
 @pytest.fixture(scope="module")
@@ -187,9 +192,40 @@ def test_anonymous_callers_are_served_where_the_configuration_says_so(tmp_path: 
         assert with_key.status_code == 401, "a wrong key is still wrong"
 
 
+@pytest.mark.parametrize(("host", "with_parent"), [("127.0.0.1", 200), ("0.0.0.0", 403)])  # noqa: S104 - tested here
+def test_anonymous_callers_may_name_a_parent_on_loopback_alone(
+    tmp_path: Path, workers: tuple[str, str], host: str, with_parent: int
+) -> None:
+    address = f"{host}:0"
+    listen = {
+        "http": address,
+        "admin": {"address": address, "allow_plaintext": True},
+        "allow_anonymous": True,
+        "allow_plaintext": True,
+    }
+    with edge_of(tmp_path, [workers[0]], [workers[1]], listen=listen, keys_file=None) as edge:
+        heard(edge.process)
+        url, admin = (one.replace("0.0.0.0", "127.0.0.1") for one in (edge.url, edge.admin))  # noqa: S104 - as above
+        body = {"model": "tiny", "prompt": "Hi", "max_tokens": 3}
+        child = {"x-kinroute-conversation-id": "child", "x-kinroute-parent-id": "parent"}
+        assert httpx.post(f"{url}/v1/completions", json=body).status_code == 200
+        assert httpx.post(f"{url}/v1/completions", json=body, headers=child).status_code == with_parent
+        assert httpx.get(f"{admin}/metrics").status_code == 200
+        control = httpx.get(f"{admin}/kinroute/v1/requests").status_code
+        edge.process.terminate()
+        logs = edge.process.communicate(timeout=DEADLINE_S)[1]
+
+    warned = ["listen.http is", "listen.admin is", "listen.allow_anonymous is true"]
+    if host == "127.0.0.1":
+        assert (control, [words in logs for words in warned]) == (200, [False] * 3)
+    else:
+        assert (control, [words in logs for words in warned]) == (403, [True] * 3)
+
+
 def test_callers_are_served_over_tls(tmp_path: Path, workers: tuple[str, str]) -> None:
     authority = Authority(tmp_path)
-    listen = {"http": "127.0.0.1:0", "admin": "127.0.0.1:0", "tls": authority.issue("edge").files}
+    addresses = dict.fromkeys(("http", "grpc", "admin"), "127.0.0.1:0")
+    listen = {**addresses, "tls": authority.issue("edge").files}
     with edge_of(tmp_path, [workers[0]], [workers[1]], listen=listen) as edge:
         heard(edge.process)
         context = ssl.create_default_context(cafile=authority.file)
@@ -197,6 +233,16 @@ def test_callers_are_served_over_tls(tmp_path: Path, workers: tuple[str, str]) -
             url = edge.url.replace("http:", "https:")
             response = client.post(f"{url}/v1/completions", json={"model": "tiny", "prompt": "Hi", "max_tokens": 3})
         assert response.json()["choices"][0]["text"] == expected("Hi", 3)
+        trusted = grpc.ssl_channel_credentials(Path(authority.file).read_bytes())
+        with grpc.secure_channel(edge.grpc, trusted) as channel:
+            info = service_pb2_grpc.ControlStub(channel).GetServerInfo(
+                server_pb2.GetServerInfoRequest(), metadata=(("x-api-key", edge.key),), timeout=DEADLINE_S
+            )
+        assert info.engine_name
+        with grpc.insecure_channel(edge.grpc) as channel, pytest.raises(grpc.RpcError):
+            service_pb2_grpc.ControlStub(channel).GetServerInfo(
+                server_pb2.GetServerInfoRequest(), metadata=(("x-api-key", edge.key),), timeout=DEADLINE_S
+            )
 
 
 @pytest.mark.parametrize(
