@@ -41,7 +41,17 @@ class KvEvents:
         self._fleet = fleet
         self._dial = dial
         self._unread_deadline_s = unread_deadline_s
-        self._subscribers = 0
+        self._subscribers: set[asyncio.Queue[kv_pb2.SubscribeKvEventsResponse]] = set()
+        self._ending: kv_pb2.SubscribeKvEventsResponse | None = None
+
+    def close(self) -> None:
+        """Every subscriber is told that this edge ends; it would not end before they do."""
+        error = EdgeError(Code.OVERLOADED, "this edge is shutting down", retryable=True)
+        self._ending = kv_pb2.SubscribeKvEventsResponse(error=event_of(error))
+        for waiting in self._subscribers:
+            while not waiting.empty():
+                waiting.get_nowait()
+            waiting.put_nowait(self._ending)
 
     def require_ranks(self, ranks: Iterable[int]) -> list[int]:
         """Those asked for, each once; all where none is named. Raises EdgeError."""
@@ -58,11 +68,13 @@ class KvEvents:
         ranks = self.require_ranks(message.data_parallel_ranks)
         if message.start_sequence_number and len(ranks) > 1:
             raise invalid("start_sequence_number counts within one rank: name it in data_parallel_ranks")
-        if self._subscribers >= MAX_SUBSCRIBERS:
+        if self._ending is not None:
+            raise EdgeError(Code.OVERLOADED, "this edge is shutting down", retryable=True)
+        if len(self._subscribers) >= MAX_SUBSCRIBERS:
             full = f"{MAX_SUBSCRIBERS} subscribers follow KV events already"
             raise EdgeError(Code.OVERLOADED, full, retryable=True, retry_after_s=1.0)
-        self._subscribers += 1
         waiting: asyncio.Queue[kv_pb2.SubscribeKvEventsResponse] = asyncio.Queue(MAX_WAITING)
+        self._subscribers.add(waiting)
         readers = [asyncio.create_task(self._read(rank, message, waiting)) for rank in ranks]
         try:
             while True:
@@ -71,7 +83,7 @@ class KvEvents:
                 if response.HasField("error"):
                     return
         finally:
-            self._subscribers -= 1
+            self._subscribers.discard(waiting)
             for reader in readers:
                 reader.cancel()
             await asyncio.gather(*readers, return_exceptions=True)

@@ -65,7 +65,9 @@ class GrpcServer:
         door, requests = Door(parts.identities, parts.admission, parts.limits), Requests()
         signed_hints = signed_hints or SignedHints({})
         inference = Inference(parts, door, seals, requests, signed_hints)
-        kv_events = KvEvents(parts.driver.fleet, dial, unread_deadline_s=parts.limits.stalled_client_timeout_s)
+        self._kv_events = kv_events = KvEvents(
+            parts.driver.fleet, dial, unread_deadline_s=parts.limits.stalled_client_timeout_s
+        )
         control = Control(
             parts,
             seals,
@@ -104,4 +106,5 @@ class GrpcServer:
         """No new call is taken; those that run may go on for `drain_s`."""
         if self._following is not None:
             self._following.cancel()
+        self._kv_events.close()
         await self._server.stop(drain_s)

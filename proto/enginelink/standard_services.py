@@ -15,6 +15,8 @@ from grpc_reflection.v1alpha import reflection
 
 MAX_WATCHERS = 64
 POLL_S = 0.1
+FAREWELL_S = 0.05
+"""How long those who watch have to hear that it ends."""
 
 
 _Library: Any = health.aio.HealthServicer  # type: ignore[attr-defined]  # set as the library is imported
@@ -27,16 +29,19 @@ class Health(_Library):  # type: ignore[misc]  # the library is untyped
         super().__init__()
         self._services = ("", *services)
         self._server_status = dict.fromkeys(self._services, health_pb2.HealthCheckResponse.NOT_SERVING)
-        self._watchers = 0
+        self._watching: set[asyncio.Task[None]] = set()
 
     async def Watch(self, request: Any, context: Any) -> None:  # noqa: N802 - gRPC names the method
-        if self._watchers >= MAX_WATCHERS:
+        """Until the caller leaves, or this server ends: nobody would let it end before."""
+        if len(self._watching) >= MAX_WATCHERS:
             await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"{MAX_WATCHERS} calls watch already")
-        self._watchers += 1
+        watching: asyncio.Task[None] = asyncio.ensure_future(super().Watch(request, context))
+        self._watching.add(watching)
         try:
-            await super().Watch(request, context)
+            await asyncio.wait((watching,))
         finally:
-            self._watchers -= 1
+            watching.cancel()
+            self._watching.discard(watching)
 
     async def follow(self, is_serving: Callable[[], bool]) -> None:
         """Until cancelled; then it serves no more, whatever `is_serving` says."""
@@ -50,6 +55,9 @@ class Health(_Library):  # type: ignore[misc]  # the library is untyped
                 await asyncio.sleep(POLL_S)
         finally:
             await self.enter_graceful_shutdown()
+            await asyncio.sleep(FAREWELL_S)
+            for watching in self._watching:
+                watching.cancel()
 
     async def _tell(self, serves: bool) -> None:
         status = health_pb2.HealthCheckResponse

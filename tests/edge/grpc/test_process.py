@@ -34,7 +34,7 @@ def workers() -> Iterator[tuple[str, str]]:
 
 @pytest.fixture
 def edge(tmp_path: Path, workers: tuple[str, str]) -> Iterator[tuple[subprocess.Popen[str], Client]]:
-    file = configure(tmp_path, [workers[0]], [workers[1]], listen=LISTEN)
+    file = configure(tmp_path, [workers[0]], [workers[1]], listen=LISTEN, drain_timeout_s=600)
     with running("kinroute", "edge", "--config", str(file)) as process:
         address = heard(process)["grpc"]
         with Client(address, Keyring.load(tmp_path / "keys.json").local_key) as client:
@@ -84,6 +84,8 @@ def test_once_told_to_stop_it_serves_no_more(edge: tuple[subprocess.Popen[str], 
     assert next(states).status == health_pb2.HealthCheckResponse.NOT_SERVING
     assert client.refused(request())[0] == grpc.StatusCode.UNAVAILABLE
     assert len(list(call)) > 1
+    # Who watches, for ever, keeps it from ending no longer than who waits for an answer.
+    assert process.wait(DEADLINE_S) == 0
 
 
 def test_an_address_that_is_taken_is_one_sentence(tmp_path: Path, workers: tuple[str, str]) -> None:
