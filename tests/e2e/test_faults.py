@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.anyio]
 WAIT_S = 60.0
 STREAMS = 16
 TOKENS = 160
+PATIENCE = {"report_timeout_s": 5.0, "step_timeout_s": 5.0}
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     cache = {"max_tokens": 32_768, "tokens_per_block": 16}
     with System(folder / "system", model) as system:
         context = [
-            system.start_worker("context-a", role="context", tensor_parallel_size=2, kv_cache_config=cache),
+            system.start_worker(
+                "context-a", role="context", tensor_parallel_size=2, kv_cache_config=cache, group=PATIENCE
+            ),
             system.start_worker("context-b", role="context", kv_cache_config=cache),
         ]
         generation = [

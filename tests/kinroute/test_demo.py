@@ -22,31 +22,27 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("demo") / "tiny", max_position_embeddings=4096)
-
-
-@pytest.fixture
-def system(model: Path, tmp_path: Path) -> Iterator[System]:
-    with System(tmp_path / "system", model) as system:
+def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """`demoting` and `plain` are edges, each with a context worker of its own: only one of those demotes sub-agents."""
+    folder = tmp_path_factory.mktemp("demo")
+    model = make_tiny_model(folder / "tiny", max_position_embeddings=4096)
+    shape = {"tokens_per_block": BLOCK, "max_tokens": 32_768}
+    with System(folder / "system", model) as system:
+        generation = system.start_worker("generation", role="generation", kv_cache_config=GENERATION_CACHE | shape)
+        for name, cache in (("demoting", CONTEXT_CACHE), ("plain", GENERATION_CACHE)):
+            context = system.start_worker(f"{name}-context", role="context", kv_cache_config=cache | shape)
+            system.start_edge(name, [context], [generation])
+        system.wait_ready(*system.parts.values())
         yield system
 
 
-def start(system: System, context_cache: dict[str, Any]) -> None:
-    shape = {"tokens_per_block": BLOCK, "max_tokens": 32_768}
-    context = system.start_worker("context", role="context", kv_cache_config=context_cache | shape)
-    generation = system.start_worker("generation", role="generation", kv_cache_config=GENERATION_CACHE | shape)
-    edge = system.start_edge("edge", [context], [generation])
-    system.wait_ready(context, generation, edge)
-
-
-def play(system: System, home: Path, **note: Any) -> str:
-    """What the demo shows, in one line. `note`: what `up` would have written."""
+def play(system: System, edge: str, home: Path, **note: Any) -> str:
+    """What the demo shows of `edge`, in one line. `note`: what `up` would have written."""
     folder = home / "kinroute"
     folder.mkdir(parents=True)
     (folder / "up.json").write_text(json.dumps(note))
     played = subprocess.run(
-        [sys.executable, "-m", "kinroute", "demo", "--url", system.parts["edge"].http, "--key", system.key],
+        [sys.executable, "-m", "kinroute", "demo", "--url", system.parts[edge].http, "--key", system.key],
         env=os.environ | {"XDG_STATE_HOME": str(home), "COLUMNS": "160"},
         capture_output=True,
         text=True,
@@ -60,10 +56,9 @@ def play(system: System, home: Path, **note: Any) -> str:
 def test_the_demo_shows_what_was_demoted_what_survived_and_the_restoration_of_one_that_comes_back(
     system: System, tmp_path: Path
 ) -> None:
-    start(system, CONTEXT_CACHE)
-    context = system.parts["context"]
+    edge, context = system.parts["demoting"], system.parts["demoting-context"]
 
-    shown = play(system, tmp_path / "home", url=system.parts["edge"].http, workers={context.grpc: context.admin})
+    shown = play(system, "demoting", tmp_path / "home", url=edge.http, workers={context.grpc: context.admin})
 
     assert "parent, turn 2" in shown
     for child in ("sub-agent 1: owns", "sub-agent 2: owns"):
@@ -76,10 +71,9 @@ def test_the_demo_shows_what_was_demoted_what_survived_and_the_restoration_of_on
 
 
 def test_where_nothing_is_demoted_the_demo_says_how_to_have_it(system: System, tmp_path: Path) -> None:
-    start(system, GENERATION_CACHE)
-    context = system.parts["context"]
+    edge, context = system.parts["plain"], system.parts["plain-context"]
 
-    shown = play(system, tmp_path / "home", url=system.parts["edge"].http, workers={context.grpc: context.admin})
+    shown = play(system, "plain", tmp_path / "home", url=edge.http, workers={context.grpc: context.admin})
 
     assert "demotes no sub-agents: set finished_subagent_priority" in shown
     assert "sub-agent 1, again" in shown
@@ -88,9 +82,7 @@ def test_where_nothing_is_demoted_the_demo_says_how_to_have_it(system: System, t
 def test_against_a_system_that_up_does_not_run_here_the_demo_plays_without_blocks(
     system: System, tmp_path: Path
 ) -> None:
-    start(system, CONTEXT_CACHE)
-
-    shown = play(system, tmp_path / "home", url="http://127.0.0.1:1")
+    shown = play(system, "demoting", tmp_path / "home", url="http://127.0.0.1:1")
 
     assert "only of workers that `kinroute up` runs on this machine" in shown
     assert "sub-agent 1, again" in shown

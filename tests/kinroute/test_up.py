@@ -19,9 +19,9 @@ import psutil
 import pytest
 import yaml
 
+from edge.keyring import Keyring
 from tests.openengine.stub import Stub
 
-READY_S = 120.0
 GONE_S = 30.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -46,6 +46,15 @@ class Home:
         folders = {"XDG_CONFIG_HOME": self.folder / "config", "XDG_STATE_HOME": self.folder / "state"}
         folders["XDG_CACHE_HOME"] = self.cache
         return os.environ | {variable: str(folder) for variable, folder in folders.items()}
+
+    @property
+    def keys_file(self) -> Path:
+        return self.folder / "config" / "kinroute" / "keys.json"
+
+    def key(self) -> str:
+        """The one that `up` tells; made where it never ran."""
+        self.keys_file.parent.mkdir(parents=True, exist_ok=True)
+        return Keyring.open(self.keys_file).local_key
 
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-m", "kinroute", *arguments]
@@ -98,7 +107,7 @@ def running(home: Home) -> Iterator[tuple[subprocess.Popen[str], str]]:
         yield process, wait_greeting(process)
     finally:
         family = family_of(process) if process.poll() is None else []
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
         process.communicate(timeout=GONE_S)
         assert_gone(family)
 
@@ -157,22 +166,11 @@ def worker_keys(process: subprocess.Popen[str]) -> Path:
     return Path(yaml.safe_load(Path(configs[0]).read_text())["keys_file"])
 
 
-def test_ctrl_c_ends_every_process(home: Home) -> None:
-    process = home.up()
-    wait_greeting(process)
-    family = family_of(process)
-    assert len(family) >= 6, "an edge, two launchers, three ranks"
-
-    process.send_signal(signal.SIGINT)
-
-    _, errors = process.communicate(timeout=GONE_S)
-    assert process.returncode == 0, errors
-    assert_gone(family)
-
-
-def test_processes_end_even_when_up_is_killed(home: Home) -> None:
-    process = home.up()
-    wait_greeting(process)
+def test_a_new_key_replaces_the_old_one_and_processes_end_even_when_up_is_killed(home: Home) -> None:
+    old = home.key()
+    process = home.up("--new-key")
+    assert key_in(wait_greeting(process)) == home.key() != old
+    assert home.keys_file.stat().st_mode & 0o777 == 0o600
     family = family_of(process)
 
     process.kill()
@@ -181,18 +179,18 @@ def test_processes_end_even_when_up_is_killed(home: Home) -> None:
     assert_gone(family)
 
 
-def test_a_new_key_replaces_the_old_one_and_a_start_without_it_keeps_it(home: Home) -> None:
-    keys = []
-    for arguments in ((), ("--new-key",)):
-        process = home.up(*arguments)
-        began_s = time.monotonic()
-        keys.append(key_in(wait_greeting(process)))
-        assert time.monotonic() - began_s < READY_S
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=GONE_S)
-    assert keys[0] != keys[1]
-    mode = (home.folder / "config" / "kinroute" / "keys.json").stat().st_mode & 0o777
-    assert mode == 0o600
+def test_ctrl_c_ends_every_process_and_the_next_start_has_the_key_of_the_one_before(home: Home) -> None:
+    kept = home.key()
+    process = home.up()
+    assert key_in(wait_greeting(process)) == kept
+    family = family_of(process)
+    assert len(family) >= 6, "an edge, two launchers, three ranks"
+
+    process.send_signal(signal.SIGINT)
+
+    _, errors = process.communicate(timeout=GONE_S)
+    assert process.returncode == 0, errors
+    assert_gone(family)
 
 
 def test_a_taken_port_is_named_with_what_to_do(home: Home) -> None:
