@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import math
 import re
 
 UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -36,6 +35,6 @@ def _away(distance_s: float) -> str:
         ),
         ("second", 1),
     )
-    count = math.floor(abs(distance_s) / each)
+    count = round(abs(distance_s) / each)
     words = f"{count} {unit}{'' if count == 1 else 's'}"
     return f"in {words}" if distance_s > 0 else f"{words} ago"

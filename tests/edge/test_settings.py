@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,15 @@ def test_a_wrong_source_of_tokens_names_itself(tmp_path: Path, jwt: dict[str, An
 )
 def test_sources_of_tokens_that_make_sense_are_taken(tmp_path: Path, jwt: dict[str, Any]) -> None:
     assert load_settings(write(tmp_path, GOOD | {"auth": {"jwt": jwt}}), {}).auth.jwt is not None
+
+
+def test_every_example_of_the_documentation_is_taken(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "authentication.md").read_text()
+    examples = re.findall(r"^```yaml\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+    assert len(examples) == 5
+    for example in examples:
+        assert load_settings(write(tmp_path, GOOD | yaml.safe_load(example)), {}).auth.jwt is not None
 
 
 @pytest.mark.parametrize(
