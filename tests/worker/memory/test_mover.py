@@ -6,7 +6,6 @@ import os
 import queue
 import random
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -244,16 +243,14 @@ def test_a_read_that_stalls_fails_at_its_deadline_and_touches_nothing_later(tmp_
 
 def test_a_write_that_stalls_holds_up_no_page_of_the_device(tmp_path: Path) -> None:
     disk = Stalls(tmp_path, "write")
-    rank = Rank(tmp_path, disk, deadline_s=0.3)
+    rank = Rank(tmp_path, disk, deadline_s=1.0)
     rank.fill(0, 1.0)
 
     rank.submit(Tier.DEVICE, Tier.DISK, [0], [0])
-    began_s = time.monotonic()
     rank.mover.wait_for(np.array([0], np.int32))
-    waited_s = time.monotonic() - began_s
 
-    assert rank.next_ended() == CopyEnded(1, 0, "not done after 0.3 s")
-    assert waited_s < 0.3
+    assert rank.ended.empty(), "nobody waits until the write is given up"
+    assert rank.next_ended() == CopyEnded(1, 0, "not done after 1 s")
     disk.go.set()
     assert disk.done.wait(DEADLINE_S)
     assert rank.ended.empty()
