@@ -25,6 +25,7 @@ PARTS = {
     "kv": "bench.kv.report",
     "tiers": "bench.tiers",
     "fairness": "bench.fairness",
+    "attacks": "bench.attacks",
 }
 REPLAYING = ("kv",)
 """Parts that take a trace."""
