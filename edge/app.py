@@ -182,6 +182,7 @@ class Edge:
                 task.cancel()
         watch.close()
         self._text.close()
+        self._parts.bodies.close()
 
     async def _start_grpc(self) -> GrpcServer | None:
         """None where it is not configured. Raises SettingsError."""

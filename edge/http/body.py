@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from typing import Any
 
 import orjson
 
 from edge.core.errors import Code, EdgeError
 from edge.http.asgi import Receive, Scope
+from edge.tokenizing.threads import TurnThreads
+from enginelink.turns import within_share
 
 MAX_DEPTH = 64
 MAX_MARKS = 2_097_152
 """Commas and opening brackets of a body, which bound the objects that parsing makes; a million token ids fit."""
+
+
+MANY_MARKS = 50_000
+"""A body with more takes some ten milliseconds or more to parse."""
+REST = 4
+MAX_WAITING_BYTES = 134_217_728
+"""Of such bodies, which wait in memory."""
 
 
 class ClientGone(Exception):
@@ -47,10 +58,53 @@ class RequestBody:
                 return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
+class BodyParser:
+    """`parse_object`, but of bodies with many values one after the other: tenants take turns, and between two of them
+    everybody else is served for `REST` times as long, since nothing is while one is parsed."""
+
+    def __init__(self, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
+        self._max_waiting_bytes = max_waiting_bytes
+        self._turns = TurnThreads(1)
+        self._free_s = 0.0
+        self._waiting: Counter[str] = Counter()
+
+    async def parse(self, tenant: str, body: bytes) -> dict[str, Any]:
+        """Raises EdgeError: INVALID, or OVERLOADED where too much waits already."""
+        if len(body) < MANY_MARKS or _marks(body) < MANY_MARKS:
+            return parse_object(body)
+        if not within_share(self._waiting[tenant], self._max_waiting_bytes - self._waiting.total()):
+            raise EdgeError(
+                Code.OVERLOADED, "Too many large requests wait to be read.", retryable=True, retry_after_s=1.0
+            )
+        self._waiting[tenant] += len(body)
+        try:
+            return await self._turns.run(tenant.encode(errors="surrogatepass"), len(body), lambda: self._parse(body))
+        finally:
+            self._waiting[tenant] -= len(body)
+            if not self._waiting[tenant]:
+                del self._waiting[tenant]
+
+    def close(self) -> None:
+        self._turns.close()
+
+    def _parse(self, body: bytes) -> dict[str, Any]:
+        """On the thread."""
+        time.sleep(max(0.0, self._free_s - time.monotonic()))
+        began_s = time.monotonic()
+        try:
+            return parse_object(body)
+        finally:
+            now_s = time.monotonic()
+            self._free_s = now_s + REST * (now_s - began_s)
+
+
+def _marks(body: bytes) -> int:
+    return body.count(b"[") + body.count(b"{") + body.count(b",")
+
+
 def parse_object(body: bytes) -> dict[str, Any]:
     """The JSON object in a body. Raises EdgeError (INVALID)."""
-    marks = body.count(b"[") + body.count(b"{")
-    if marks + body.count(b",") > MAX_MARKS:
+    if _marks(body) > MAX_MARKS:
         raise EdgeError(Code.INVALID, f"The body holds more than {MAX_MARKS} values.")
     try:
         value = orjson.loads(body)
@@ -58,7 +112,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise EdgeError(Code.INVALID, f"The body is not valid JSON: {error}.") from None
     if type(value) is not dict:
         raise EdgeError(Code.INVALID, "The body must be a JSON object.")
-    if marks > MAX_DEPTH:
+    if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
         _require_depth(value)
     return value
 

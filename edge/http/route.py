@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import structlog
@@ -15,7 +15,7 @@ from edge.driver import Driver
 from edge.http.answering import Answering
 from edge.http.asgi import Headers, Receive, Scope, Send, raw_headers, request_id
 from edge.http.asked import Kind
-from edge.http.body import ClientGone, RequestBody, parse_object
+from edge.http.body import BodyParser, ClientGone, RequestBody
 from edge.http.errors import refuse_unread, send_error
 from edge.http.fields import Fields, invalid, wrong_type
 from edge.http.limit_headers import LimitHeaders
@@ -42,6 +42,7 @@ class Parts:
     limits: Limits
     metrics: Metrics
     recent: RecentRequests
+    bodies: BodyParser = field(default_factory=BodyParser)
 
 
 class AnswerRoute:
@@ -93,7 +94,7 @@ class AnswerRoute:
         record.tenant = principal.tenant
         parts.admission.begin(principal, time.monotonic())
         try:
-            values = parse_object(await body.read())
+            values = await parts.bodies.parse(principal.tenant, await body.read())
             await self._answer(record, caller, values, scope, receive, send)
         finally:
             parts.admission.end(principal)
