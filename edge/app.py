@@ -319,7 +319,14 @@ def _driver(settings: EdgeSettings, edge_id: str, hints: Hints, channels: Channe
     )
     connections: list[Connection] = []
     for worker_id in fleet.workers:
-        openengine = OpenEngineWorker(worker_id, settings.model.name, fleet, hints, channels)
+        openengine = OpenEngineWorker(
+            worker_id,
+            settings.model.name,
+            fleet,
+            hints,
+            channels,
+            shares_caches=settings.allow_shared_prefix_cache,
+        )
         if settings.worker_protocol == "openengine":
             connections.append(openengine)
         else:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+from edge.core.capabilities import needs_of
 from edge.core.errors import EdgeError
 from edge.core.fleet import Fleet
 from edge.core.life_events import (
@@ -214,12 +215,17 @@ class Running:
         router, lineage = self._driver.router, self._turn.lineage
         try:
             if effect.generation_only:
-                generation, why = router.generation_for(lineage.family, avoid=effect.avoid)
+                connector = self._driver.fleet.workers[WorkerId(self.receipt.context_worker)].can.connector
+                generation, why = router.generation_for(
+                    lineage, connector=connector, avoid=effect.avoid, needs=needs_of(self._turn)
+                )
                 placement = Placement(None, generation, (why,))
             else:
                 turn = self._turn
                 prompt = Prompt(turn.token_ids, turn.cache_salt.hex().encode())
-                placement = router.place(lineage, turn.prompt_tokens, prompt=prompt, avoid=effect.avoid)
+                placement = router.place(
+                    lineage, turn.prompt_tokens, prompt=prompt, avoid=effect.avoid, needs=needs_of(turn)
+                )
                 self.receipt.context_worker = placement.context or placement.generation
         except EdgeError as error:
             self.feed(NotPlaced(error))

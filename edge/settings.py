@@ -257,6 +257,7 @@ class EdgeSettings(Section):
     `worker_protocol`: how to speak to them; `enginelink` is `openengine` to an engine that knows nothing else.
     `worker_tls`: they are dialled over TLS. `internal_request_auth_key_file`: holds the key under which engines that
     speak TensorRT-LLM's dialect are told of parents. `cache_isolation`: whose requests may share cached prefixes.
+    `allow_shared_prefix_cache`: OpenEngine engines that cannot keep tenants' prefix caches apart are used too.
     `drain_timeout_s`: how long answers may go on after SIGTERM.
     """
 
@@ -271,6 +272,7 @@ class EdgeSettings(Section):
     affinity: Affinity = Affinity()
     conversation_affinity_header_for_subagents: HeaderName | None = None
     cache_isolation: Literal["tenant", "subject"] = "tenant"
+    allow_shared_prefix_cache: bool = False
     keys_file: Path | None = None
     internal_request_auth_key_file: Path | None = None
     auth: Auth = Auth()

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
+from edge.core.capabilities import needs_of
 from edge.core.errors import Code, EdgeError
 from edge.core.life_events import Phase, State
 from edge.core.prompt_keys import Prompt
@@ -187,13 +188,18 @@ class SingleLeg:
         driver, turn = self._driver, self._turn
         if self._phase is Phase.CONTEXT:
             prompt = Prompt(turn.token_ids, turn.cache_salt.hex().encode())
-            worker, why = driver.router.context_for(turn.lineage, turn.prompt_tokens, prompt=prompt)
+            worker, why = driver.router.context_for(
+                turn.lineage, turn.prompt_tokens, prompt=prompt, needs=needs_of(turn)
+            )
             self.receipt.context_worker = worker
             return worker, why
         source = [one.worker_id for one in driver.fleet.workers.values() if one.instance_id == self._pulled_from]
-        worker, why = driver.router.generation_for(turn.lineage.family, avoid=source)
-        self.receipt.generation_worker = worker
         session = read_session(self._kv_session)
+        connector = "" if session is None else session.transfer_backend
+        worker, why = driver.router.generation_for(
+            turn.lineage, connector=connector, avoid=source, needs=needs_of(turn)
+        )
+        self.receipt.generation_worker = worker
         self._pin = None if session is None else driver.pins.take((self._pulled_from, session.session_id))
         return worker, why
 

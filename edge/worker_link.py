@@ -10,6 +10,7 @@ import grpc
 import structlog
 
 from edge.channels import CONNECT_DEADLINE_S, Channels, Pauses
+from edge.core.capabilities import Unusable, capabilities_of
 from edge.core.errors import Code, EdgeError
 from edge.core.fleet import Fleet
 from edge.core.kv_index import Resume
@@ -138,9 +139,13 @@ class WorkerLink:
     def _welcome(self, welcome: link_pb2.Welcome) -> None:
         self._instance_id = welcome.server.instance_id
         self._takes = taken_by(welcome.server)
-        self._outbox, self._up = Outbox(), True
         block = welcome.server.capacity.kv_block_size
-        self._fleet.joined(self.worker_id, self._instance_id, welcome.model.max_context_length, block)
+        try:
+            can = capabilities_of(welcome.server, welcome.model)
+            self._fleet.joined(self.worker_id, self._instance_id, welcome.model.max_context_length, block, can)
+        except Unusable as fault:
+            raise _Broken(str(fault)) from fault
+        self._outbox, self._up = Outbox(), True
         self._report(welcome.load)
         self._subscribe(self._fleet.follow(self.worker_id, self._instance_id))
         log.info("a worker is linked", worker=self.worker_id, instance=self._instance_id)

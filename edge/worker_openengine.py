@@ -9,9 +9,11 @@ from typing import Any
 
 import grpc
 import structlog
+from google.protobuf.message import DecodeError
 
 from configuration.tls import ClientMaterial
 from edge.channels import CONNECT_DEADLINE_S, Channels, Pauses
+from edge.core.capabilities import OURS, Unusable, capabilities_of, require_spoken
 from edge.core.errors import Code, EdgeError
 from edge.core.fleet import Fleet
 from edge.core.life_events import Phase
@@ -19,13 +21,14 @@ from edge.core.types import ConversationKey, FinishReason, Lineage, TurnId, Work
 from edge.hints import LINEAGE, Hints, Metadata, Takes, taken_by
 from edge.kv_following import NotKv, OpenEngineBatches
 from edge.legs import LegListener, LegOrder
-from edge.openengine_wire import first_token_of, generate_request
+from edge.openengine_wire import first_token_of, generate_call
+from edge.raw_messages import cannot_be_replayed, session_in
 from edge.wire import error_from, logprob_from, reason_from
 from openengine.v1 import generation_pb2, kv_pb2, lifecycle_pb2, model_pb2, server_pb2, service_pb2_grpc
 
 POLL_EVERY_S = 1.0
+GENERATE = "/openengine.v1.Inference/Generate"
 INSTANCE_METADATA = "kinroute-instance-id"
-REVISION = 1
 REFUSED_LINEAGE = ("kinroute-refused", "lineage")
 SERVING = (lifecycle_pb2.HEALTH_STATE_READY, lifecycle_pb2.HEALTH_STATE_DEGRADED)
 NOT_ACCEPTED = {
@@ -43,10 +46,6 @@ UNFOLLOWED = {
 log = structlog.get_logger()
 
 
-class _NotUsable(Exception):
-    """Raised when an engine answers, but cannot be given requests."""
-
-
 class _NotFollowed(Exception):
     """Raised when an engine's KV events are of no use: it goes on without."""
 
@@ -54,17 +53,29 @@ class _NotFollowed(Exception):
 class OpenEngineWorker:
     """Polls the engine's health and load; each leg is a task that `run` owns."""
 
-    def __init__(self, worker_id: WorkerId, model: str, fleet: Fleet, hints: Hints, channels: Channels) -> None:
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        model: str,
+        fleet: Fleet,
+        hints: Hints,
+        channels: Channels,
+        *,
+        shares_caches: bool = False,
+    ) -> None:
+        """`shares_caches`: an engine that cannot keep tenants' caches apart is used too."""
         self.worker_id = worker_id
         self._model = model
         self._fleet = fleet
         self._hints = hints
         self._channels = channels
+        self._shares_caches = shares_caches
+        self._can = OURS
         self._handles = itertools.count(1)
         self._legs: dict[int, asyncio.Task[None]] = {}
         self._sessions: dict[int, bytes] = {}
         self._tasks: asyncio.TaskGroup | None = None
-        self._inference: service_pb2_grpc.InferenceStub | None = None
+        self._generate: Any = None
         self._control: service_pb2_grpc.ControlStub | None = None
         self._instance_id = ""
         self._takes = Takes.NOTHING
@@ -75,7 +86,9 @@ class OpenEngineWorker:
             while True:
                 material = self._channels.material
                 async with self._channels.open(self.worker_id) as channel:
-                    self._inference = service_pb2_grpc.InferenceStub(channel)
+                    # Without codecs: references go through as the bytes that they are.
+                    opened: Any = channel
+                    self._generate = opened.unary_stream(GENERATE)
                     self._control = service_pb2_grpc.ControlStub(channel)
                     following = tasks.create_task(self._follow_kv(self._control))
                     await self._poll_while(self._control, material)
@@ -93,7 +106,7 @@ class OpenEngineWorker:
                 why = error.details() or error.code().name
             except TimeoutError:
                 why = "no answer"
-            except _NotUsable as fault:
+            except Unusable as fault:
                 why = str(fault)
             if why:
                 self._fleet.lost(self.worker_id)
@@ -112,17 +125,21 @@ class OpenEngineWorker:
         async with asyncio.timeout(CONNECT_DEADLINE_S):
             health: lifecycle_pb2.HealthResponse = await control.Health(lifecycle_pb2.HealthRequest())
             if health.state not in SERVING:
-                raise _NotUsable("it says that it is not ready")
+                raise Unusable("it says that it is not ready")
             info: server_pb2.ServerInfo = await control.GetServerInfo(server_pb2.GetServerInfoRequest())
-            if not info.minimum_client_revision <= REVISION <= info.schema_revision:
-                raise _NotUsable(f"it speaks revision {info.schema_revision} of OpenEngine, this edge {REVISION}")
+            require_spoken(info)
             if info.instance_id != self._instance_id or not self._fleet.workers[self.worker_id].ready:
                 request = model_pb2.GetModelInfoRequest(model=self._model)
                 model: model_pb2.ModelInfo = await control.GetModelInfo(request)
-                self._instance_id = info.instance_id
-                self._takes = taken_by(info)
+                can = capabilities_of(info, model)
+                if not (can.salts or can.bypasses or self._shares_caches):
+                    raise Unusable(
+                        "it says neither supports_cache_salt nor supports_prefix_cache_bypass, so tenants would share "
+                        "its cache: allow_shared_prefix_cache takes it nevertheless"
+                    )
                 block = info.capacity.kv_block_size
-                self._fleet.joined(self.worker_id, info.instance_id, model.max_context_length, block)
+                self._fleet.joined(self.worker_id, info.instance_id, model.max_context_length, block, can)
+                self._instance_id, self._takes, self._can = info.instance_id, taken_by(info), can
             requests = await self._requests(control)
         self._fleet.reported(self.worker_id, requests, draining=False)
 
@@ -222,6 +239,9 @@ class OpenEngineWorker:
                 # Nothing more goes there until a poll finds it again.
                 self._fleet.lost(self.worker_id)
             code = NOT_ACCEPTED.get(error.code(), Code.WORKER_FAILED)
+            if order.phase is Phase.GENERATION and error.code() is grpc.StatusCode.NOT_FOUND:
+                # The pages are gone: the prompt may be prefilled again.
+                code = Code.WORKER_FAILED
             message = "A worker was lost." if code is Code.WORKER_FAILED else (error.details() or "refused")
             self._fail(handle, listener, code, message)
         else:
@@ -248,18 +268,22 @@ class OpenEngineWorker:
                     raise
             if attempt == 1:
                 await self._hints.reread()
-                with contextlib.suppress(TimeoutError, _NotUsable):
+                with contextlib.suppress(TimeoutError, Unusable):
                     await self._poll(self._control)
         self._hints.given_up(self.worker_id)
         await self._follow(handle, order, listener, ())
 
     async def _follow(self, handle: int, order: LegOrder, listener: LegListener, metadata: Metadata) -> None:
-        assert self._inference is not None
-        stream = self._inference.Generate(generate_request(order), metadata=metadata)
+        assert self._generate is not None
+        stream = self._generate(generate_call(order, self._can), metadata=metadata)
         # A generation leg's first token came with its reference and was sent then.
         skip = 1 if order.phase is Phase.GENERATION else 0
         has_arrived = order.phase is not Phase.GENERATION
-        async for response in stream:
+        async for encoded in stream:
+            try:
+                response = generation_pb2.GenerateResponse.FromString(encoded)
+            except DecodeError:
+                break
             event = response.WhichOneof("event")
             if event == "token":
                 if not has_arrived:
@@ -269,12 +293,18 @@ class OpenEngineWorker:
                     listener.token(info.token_id, logprob_from(info))
                 skip = max(0, skip - len(response.token.tokens))
             elif event in ("prefill_ready", "finished", "error"):
-                self._last(handle, order.phase, response, listener)
+                self._last(handle, order.phase, response, session_in(encoded), listener)
                 return
 
     def _last(
-        self, handle: int, phase: Phase, response: generation_pb2.GenerateResponse, listener: LegListener
+        self,
+        handle: int,
+        phase: Phase,
+        response: generation_pb2.GenerateResponse,
+        session: bytes | None,
+        listener: LegListener,
     ) -> None:
+        """`session`: the reference in a `prefill_ready`, as it came."""
         if handle not in self._legs:
             return
         if phase is not Phase.GENERATION:
@@ -282,7 +312,7 @@ class OpenEngineWorker:
             listener.started(response.usage.cached_prompt_tokens)
         match response.WhichOneof("event"):
             case "prefill_ready":
-                self._prefilled(handle, response.prefill_ready.kv_session, listener)
+                self._prefilled(handle, response.prefill_ready.kv_session, session, listener)
             case "finished":
                 del self._legs[handle]
                 match = response.finished.stop_match
@@ -294,14 +324,18 @@ class OpenEngineWorker:
                 del self._legs[handle]
                 listener.failed(error_from(response.error), retryable=response.error.retryable)
 
-    def _prefilled(self, handle: int, session: kv_pb2.KvSessionRef, listener: LegListener) -> None:
+    def _prefilled(
+        self, handle: int, session: kv_pb2.KvSessionRef, encoded: bytes | None, listener: LegListener
+    ) -> None:
         first_token = first_token_of(session)
-        if first_token is None:
-            self._fail(handle, listener, Code.WORKER_FAILED, "A worker's reference does not hold its first token.")
+        why = "it does not hold its first token" if first_token is None else cannot_be_replayed(session)
+        if first_token is None or encoded is None or why is not None:
+            log.warning("a reference is of no use", worker=self.worker_id, why=why or "its bytes are not found")
+            self._fail(handle, listener, Code.WORKER_FAILED, "A worker's reference cannot be handed on.")
             return
         del self._legs[handle]
-        self._sessions[handle] = session.SerializeToString()
-        listener.prefilled(self._sessions[handle], first_token, None)
+        self._sessions[handle] = encoded
+        listener.prefilled(encoded, first_token, None)
 
 
 def _refuses_lineage(error: grpc.aio.AioRpcError) -> bool:

@@ -6,7 +6,9 @@ import enum
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from edge.core.capabilities import OURS, Capabilities, Unusable
 from edge.core.kv_index import MAX_BYTES, KvBatch, KvIndex, Resume
+from edge.core.life_events import Phase
 from edge.core.types import WorkerId
 
 
@@ -33,6 +35,7 @@ class Worker:
     max_context_length: int = 0
     tokens_per_block: int = 0
     cached_blocks: int | None = None
+    can: Capabilities = OURS
     in_flight: int = 0
     others: int = 0
     queued: int = 0
@@ -42,6 +45,18 @@ class Worker:
     @property
     def load(self) -> int:
         return self.in_flight + self.others
+
+
+def _require_fit(role: Role, can: Capabilities) -> None:
+    """Raises Unusable."""
+    if Role.CONTEXT not in role:
+        wanted, where = {Phase.GENERATION, Phase.AGGREGATED}, "generation_servers"
+    elif Role.GENERATION not in role:
+        wanted, where = {Phase.CONTEXT}, "context_servers"
+    else:
+        wanted, where = {Phase.AGGREGATED}, "both lists of servers, or in generation_servers alone"
+    if not wanted & can.phases:
+        raise Unusable(f"it stands in {where}, and serves {', '.join(sorted(can.phases))} alone")
 
 
 class Fleet:
@@ -66,9 +81,19 @@ class Fleet:
             role: [worker for worker in ordered if role in worker.role] for role in (Role.CONTEXT, Role.GENERATION)
         }
 
-    def joined(self, worker_id: WorkerId, instance_id: str, max_context_length: int, tokens_per_block: int = 0) -> None:
-        """The worker said welcome: it is ready for requests."""
+    def joined(
+        self,
+        worker_id: WorkerId,
+        instance_id: str,
+        max_context_length: int,
+        tokens_per_block: int = 0,
+        can: Capabilities = OURS,
+    ) -> None:
+        """The worker said welcome: it is ready for requests. Raises Unusable where it cannot do what the configuration
+        uses it for."""
         worker = self.workers[worker_id]
+        _require_fit(worker.role, can)
+        worker.can = can
         worker.ready, worker.draining = True, False
         worker.instance_id, worker.max_context_length = instance_id, max_context_length
         worker.tokens_per_block = tokens_per_block

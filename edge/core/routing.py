@@ -13,12 +13,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from edge.core.capabilities import NO_NEEDS, Needs
 from edge.core.errors import Code, EdgeError
 from edge.core.fleet import Fleet, Role, Worker
+from edge.core.life_events import Phase
 from edge.core.prefix_index import PrefixIndex
 from edge.core.prompt_keys import Prompt, PromptKeys
 from edge.core.resident import Prints
@@ -78,34 +80,72 @@ class Router:
         *,
         prompt: Prompt | None = None,
         avoid: Collection[WorkerId] = (),
+        needs: Needs = NO_NEEDS,
     ) -> Placement:
         """`prompt`: without it, caches are not looked into. `avoid`: workers that failed this turn; they are used only
-        where there is no other.
+        where there is no other. `needs`: what the turn asks for that not every engine has.
 
-        Raises EdgeError OVERLOADED where a phase has no ready worker.
+        Raises EdgeError OVERLOADED where a phase has no ready worker, or none whose connector fits; INVALID where no
+        worker has what it needs.
         """
         asked = _Asked(lineage, prompt)
-        generation, why_generation = self._choose(Role.GENERATION, lineage.family, avoid, asked)
-        local = self._local_prefill(asked, prompt_tokens, generation)
+        contexts = [one for one in self._fleet.usable(Role.CONTEXT) if needs.lacking(one.can) is None]
+        generation, why_generation = self._choose(
+            Role.GENERATION,
+            self._generation_family(lineage),
+            avoid,
+            asked,
+            needs=needs,
+            fits=lambda worker: not contexts or _is_alone(worker) or _gives(contexts, worker) or _can_prefill(worker),
+        )
+        local = self._local_prefill(asked, prompt_tokens, generation) if _can_prefill(generation) else None
         if local is not None:
             return Placement(None, generation.worker_id, (why_generation, local))
-        if Role.CONTEXT in generation.role:
+        if _is_alone(generation) or (contexts and not _gives(contexts, generation)):
             self._prefixes.note(lineage.conversation, generation, prompt_tokens)
-            return Placement(None, generation.worker_id, (why_generation, "one worker for both phases"))
-        context, why_context = self._choose(Role.CONTEXT, lineage.family, avoid, asked)
+            why = "one worker for both phases" if _is_alone(generation) else "no context worker's connector fits"
+            return Placement(None, generation.worker_id, (why_generation, why))
+        context, why_context = self._choose(
+            Role.CONTEXT,
+            lineage.family,
+            avoid,
+            asked,
+            needs=needs,
+            fits=lambda worker: worker.can.hands_over_to(generation.can),
+        )
         self._prefixes.note(lineage.conversation, context, prompt_tokens)
         return Placement(context.worker_id, generation.worker_id, (why_context, why_generation))
 
-    def context_for(self, lineage: Lineage, prompt_tokens: int, *, prompt: Prompt) -> tuple[WorkerId, str]:
-        """Where a prefill goes whose answer somebody else places. Raises EdgeError OVERLOADED."""
-        worker, why = self._choose(Role.CONTEXT, lineage.family, (), _Asked(lineage, prompt))
+    def context_for(
+        self, lineage: Lineage, prompt_tokens: int, *, prompt: Prompt, needs: Needs = NO_NEEDS
+    ) -> tuple[WorkerId, str]:
+        """Where a prefill goes whose answer somebody else places. Raises EdgeError as `place`."""
+        worker, why = self._choose(
+            Role.CONTEXT,
+            lineage.family,
+            (),
+            _Asked(lineage, prompt),
+            needs=needs,
+            fits=lambda worker: Phase.CONTEXT in worker.can.phases,
+        )
         self._prefixes.note(lineage.conversation, worker, prompt_tokens)
         return worker.worker_id, why
 
-    def generation_for(self, family: FamilyKey, *, avoid: Collection[WorkerId] = ()) -> tuple[WorkerId, str]:
-        """Another generation worker, for a leg that failed. Raises EdgeError OVERLOADED."""
-        worker, why = self._choose(Role.GENERATION, family, avoid)
+    def generation_for(
+        self, lineage: Lineage, *, connector: str, avoid: Collection[WorkerId] = (), needs: Needs = NO_NEEDS
+    ) -> tuple[WorkerId, str]:
+        """A generation worker that takes what `connector` hands over. Raises EdgeError as `place`."""
+        worker, why = self._choose(
+            Role.GENERATION,
+            self._generation_family(lineage),
+            avoid,
+            needs=needs,
+            fits=lambda worker: Phase.GENERATION in worker.can.phases and worker.can.connector == connector,
+        )
         return worker.worker_id, why
+
+    def _generation_family(self, lineage: Lineage) -> FamilyKey:
+        return lineage.family
 
     def served(self, lineage: Lineage, generation: WorkerId, tokens: int) -> None:
         """The generation worker has the first `tokens` tokens of this conversation now."""
@@ -136,12 +176,27 @@ class Router:
         return f"prefill of {rest} tokens is short: generation worker alone" if rest <= limit else None
 
     def _choose(
-        self, role: Role, family: FamilyKey, avoid: Collection[WorkerId], asked: _Asked | None = None
+        self,
+        role: Role,
+        family: FamilyKey,
+        avoid: Collection[WorkerId],
+        asked: _Asked | None = None,
+        *,
+        needs: Needs,
+        fits: Callable[[Worker], bool],
     ) -> tuple[Worker, str]:
         phase = "context" if role is Role.CONTEXT else "generation"
         usable = self._fleet.usable(role)
         if not usable:
             message = f"No {phase} worker is ready."
+            raise EdgeError(Code.OVERLOADED, message, retryable=True, retry_after_s=RETRY_AFTER_S)
+        able = [worker for worker in usable if needs.lacking(worker.can) is None]
+        if not able:
+            lacking = needs.lacking(usable[0].can)
+            raise EdgeError(Code.INVALID, f"{lacking}: no engine here serves it.", param=lacking, reason="not served")
+        usable = [worker for worker in able if fits(worker)]
+        if not usable:
+            message = f"No ready {phase} worker's KV connector fits the other phase's."
             raise EdgeError(Code.OVERLOADED, message, retryable=True, retry_after_s=RETRY_AFTER_S)
         candidates = [worker for worker in usable if worker.worker_id not in avoid] or usable
         match self._config.type:
@@ -219,6 +274,19 @@ class Router:
         mean = (sum(worker.load for worker in candidates) + 1) / len(candidates)
         order = rendezvous_order(family, candidates)[: self._config.spill_depth]
         return order, max(self._config.min_bound, math.ceil(self._config.load_bound * mean))
+
+
+def _is_alone(worker: Worker) -> bool:
+    """The configuration has it do both phases."""
+    return Role.CONTEXT in worker.role
+
+
+def _can_prefill(worker: Worker) -> bool:
+    return Phase.AGGREGATED in worker.can.phases
+
+
+def _gives(contexts: Sequence[Worker], generation: Worker) -> bool:
+    return any(one.can.hands_over_to(generation.can) for one in contexts)
 
 
 def rendezvous_order(family: FamilyKey, workers: Sequence[Worker]) -> list[Worker]:

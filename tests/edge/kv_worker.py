@@ -107,7 +107,8 @@ class KvWorker:
         )
 
     def model_info(self) -> model_pb2.ModelInfo:
-        return model_pb2.ModelInfo(max_context_length=4096)
+        generation = model_pb2.GenerationCapabilities(supports_cache_salt=True)
+        return model_pb2.ModelInfo(max_context_length=4096, generation=generation)
 
     def welcome(self) -> link_pb2.Welcome:
         return link_pb2.Welcome(server=self.server_info(), model=self.model_info(), load=self.link_load())

@@ -149,7 +149,7 @@ def test_workers_that_failed_a_turn_are_avoided_while_there_are_others() -> None
     assert router.place(family("f"), 10, avoid=[first]).context == second
     assert router.place(family("f"), 10, avoid=[first, second]).context == first
     [one, two] = favourites(router, "f", Role.GENERATION)
-    assert router.generation_for(FamilyKey("f"), avoid=[one])[0] == two
+    assert router.generation_for(family("f"), connector="kinroute", avoid=[one])[0] == two
 
 
 @pytest.mark.parametrize(("role", "lost"), [("context", CONTEXT[:2]), ("generation", GENERATION[:2])])
