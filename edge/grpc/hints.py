@@ -44,5 +44,9 @@ def believed_of(identities: Identities, signed: SignedHints, caller: Caller, ask
     )
     lineage = believed.lineage
     if asked.request_type == GENERATION_ONLY and (lineage.parent is not None or lineage.final):
-        raise invalid("lineage goes with a context leg, not with generation_only", reason="hint without context leg")
+        refusal = invalid(
+            "lineage goes with a context leg, not with generation_only", reason="hint without context leg"
+        )
+        identities.refused("hint", refusal, caller.principal)
+        raise refusal
     return believed

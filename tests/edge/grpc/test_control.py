@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import grpc
 import pytest
 
-from edge.core.types import FinishReason
+from edge.core.types import FinishReason, Principal
 from openengine.v1 import (
     error_pb2,
     kv_pb2,
@@ -18,6 +19,7 @@ from openengine.v1 import (
     model_pb2,
     server_pb2,
 )
+from tests.edge.fakes import Heard, make_turn
 from tests.edge.grpc.harness import OPERATOR_KEY, VERSION, Client, FrontEnd, events_of, request, text_of, until
 from tests.edge.http.harness import MAX_CONTEXT, MODEL, Script
 
@@ -223,3 +225,19 @@ def test_event_sources_are_the_operators_and_there_are_none(client: Client, oper
     assert not operator.ask("GetKvEventSources", asked).sources
     wrong = kv_pb2.GetKvEventSourcesRequest(data_parallel_ranks=[1])
     assert operator.refused(wrong, method="GetKvEventSources")[0] == grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_all_requests_are_those_over_http_too(edge: FrontEnd, client: Client, hold: threading.Event) -> None:
+    heard = edge.run(lambda: heard_from(edge))
+
+    client.ask("Abort", lifecycle_pb2.AbortRequest(all_requests=lifecycle_pb2.AllRequests()))
+
+    assert heard.reason is FinishReason.CANCELLED
+
+
+def heard_from(edge: FrontEnd) -> Heard:
+    """What a turn is told that no gRPC call asked for."""
+    heard = Heard()
+    turn = dataclasses.replace(make_turn(), principal=Principal("acme", "ann", frozenset()))
+    edge.driver.start(turn, heard)
+    return heard
