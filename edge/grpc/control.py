@@ -15,7 +15,6 @@ from edge.core.types import (
     FamilyKey,
     FinishReason,
     Lineage,
-    Principal,
     SamplingOptions,
     StopOptions,
     TokenLogprob,
@@ -114,18 +113,18 @@ class Control:
             why = "" if message.role == server_pb2.ENGINE_ROLE_AGGREGATED else "its role is aggregated"
             response.checks.add(name="role", state=NOT_READY if why else READY, message=why)
         if message.include_inference_probe and driver.model_ready:
-            why = await self._probe(caller.principal)
+            why = await self._probe(caller)
             response.checks.add(name="inference_probe", state=NOT_READY if why else READY, message=why)
         good = all(check.state == READY for check in response.checks)
         response.state = READY if good else NOT_READY
         return response
 
-    async def _probe(self, principal: Principal) -> str:
+    async def _probe(self, caller: Caller) -> str:
         """A tiny turn, which is its caller's request as any other; why it failed, or nothing."""
-        parts = self._parts
+        parts, principal = self._parts, caller.principal
         parts.admission.begin(principal, time.monotonic())
         probe = _Probe()
-        running = parts.driver.start(_probing_turn(parts.catalogue.names[0], principal), probe)
+        running = parts.driver.start(_probing_turn(parts.catalogue.names[0], caller), probe)
         try:
             async with asyncio.timeout(PROBE_DEADLINE_S):
                 return await probe.done
@@ -219,7 +218,7 @@ class _Probe:
             self.done.set_result(why)
 
 
-def _probing_turn(model: str, principal: Principal) -> Turn:
+def _probing_turn(model: str, caller: Caller) -> Turn:
     """One token, of a conversation and a cache of its own."""
     own = secrets.token_hex(16)
     return Turn(
@@ -228,7 +227,8 @@ def _probing_turn(model: str, principal: Principal) -> Turn:
         token_ids=pack([0]),
         sampling=SamplingOptions(temperature=0.0),
         stops=StopOptions(1),
-        principal=principal,
+        principal=caller.principal,
+        tenant_tag=caller.identified.tenant_tag,
         lineage=Lineage(ConversationKey(own), FamilyKey(own)),
         cache_salt=own.encode(),
         bypass_prefix_cache=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from google.protobuf.descriptor import Descriptor
 from edge.core.life_events import Phase
 from edge.legs import LegOrder
 from enginelink.retention import TokenRange
-from openengine.v1 import generation_pb2, service_pb2
+from openengine.v1 import generation_pb2, model_pb2, service_pb2
 from tests.edge.grpc.harness import Client, FrontEnd, request, text_of
 from tests.edge.http.harness import MODEL
 
@@ -251,6 +252,38 @@ def test_a_request_without_an_input_is_invalid(client: Client) -> None:
     code, message = client.refused(generation_pb2.GenerateRequest(request_id="r", model=MODEL))
 
     assert (code, message) == (INVALID, "input is missing: prompt or token_ids")
+
+
+def test_what_is_advertised_is_what_is_accepted(client: Client) -> None:
+    model = client.ask("GetModelInfo", model_pb2.GetModelInfoRequest(model=MODEL))
+    can = model.generation
+    top_n = can.output_logprobs.max_top_n
+    tried: dict[str, tuple[bool, dict[str, Any]]] = {
+        "text": (model.supports_text_input, {"prompt": "a"}),
+        "token ids": (model.supports_token_ids_input, {"token_ids": {"ids": [1]}}),
+        "longest prompt": (True, {"token_ids": {"ids": [1] * model.max_output_tokens}}),
+        "longer prompt": (False, {"token_ids": {"ids": [1] * model.max_context_length}}),
+        "outputs": (True, {"sampling": {"num_sequences": can.max_num_sequences}}),
+        "more outputs": (False, {"sampling": {"num_sequences": can.max_num_sequences + 1}}),
+        "log probabilities": (can.output_logprobs.supported, candidates(top_n=top_n)),
+        "more log probabilities": (False, candidates(top_n=top_n + 1)),
+        "prompt's": (can.prompt_logprobs.supported, {"response": {"return_prompt_logprobs": True}}),
+        "guided": (can.guided_decoding.supported, {"guided": {"regex": "a"}}),
+        "stop in output": (can.supports_stop_in_output, {"stopping": {"include_stop_in_output": True}}),
+        "salt": (can.supports_cache_salt, {"kv": {"cache_salt": "s"}}),
+        "bypass": (can.supports_prefix_cache_bypass, {"kv": {"bypass_prefix_cache": True}}),
+        "adapters": (model.supports_lora, {"lora_name": "a"}),
+        "media": (model.supports_multimodal, {"media": [{}]}),
+    }
+
+    accepted = {}
+    for name, (_, fields) in tried.items():
+        call = client.generate(request(max_tokens=1, **fields))
+        with contextlib.suppress(grpc.RpcError):
+            list(call)
+        accepted[name] = call.code() is grpc.StatusCode.OK
+
+    assert accepted == {name: advertised for name, (advertised, _) in tried.items()}
 
 
 def test_absent_options_are_the_protocols_defaults(edge: FrontEnd, client: Client) -> None:
