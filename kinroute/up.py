@@ -53,8 +53,9 @@ def up(config_file: Path | None, *, port: int | None, admin_port: int | None, ne
         try:
             with Steps() as steps:
                 system.start(steps)
-            note.write_text(json.dumps(_note(listen, system.worker_admins)))
-            sys.stdout.write(_greeting(listen["http"], system.grpc, keyring.local_key, system.served_name))
+            urls = _urls(config, listen)
+            note.write_text(json.dumps({**urls, "workers": system.worker_admins}))
+            sys.stdout.write(_greeting(urls["url"], system.grpc, keyring.local_key, system.served_name))
             sys.stdout.flush()
             system.watch()
         except Stopped:
@@ -97,9 +98,13 @@ def _require_free(address: str, flag: str) -> None:
         ) from error
 
 
-def _note(listen: dict[str, str], worker_admins: dict[str, str]) -> dict[str, Any]:
-    """What others of this machine may know of the running system; `workers`: gRPC address to admin URL."""
-    return {"url": f"http://{listen['http']}", "admin": f"http://{listen['admin']}", "workers": worker_admins}
+def _urls(config: dict[str, Any], listen: dict[str, str]) -> dict[str, str]:
+    """Of the edge's two listeners, as others of this machine may know them."""
+    configured = config["edge"].get("listen") or {}
+    admin = configured.get("admin")
+    is_secured = {"url": configured, "admin": admin if isinstance(admin, dict) else {}}
+    addresses = {"url": listen["http"], "admin": listen["admin"]}
+    return {name: f"http{'s' if is_secured[name].get('tls') else ''}://{addresses[name]}" for name in addresses}
 
 
 def _already_running(note: Path) -> str:
@@ -257,8 +262,8 @@ class System:
         )
 
 
-def _greeting(http: str, grpc: str, key: str, model: str) -> str:
-    base = f"http://{http}/v1"
+def _greeting(url: str, grpc: str, key: str, model: str) -> str:
+    base = f"{url}/v1"
     openengine = f"OpenEngine (gRPC) is served at {grpc}\n" if grpc else ""
     command = Path(sys.executable).with_name("kinroute")
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello!"}]})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +123,18 @@ def test_pages_are_pulled_with_the_listeners_certificates_unless_others_are_name
     other = {"ca_file": "/o", "certificate_file": "/oc", "key_file": "/ok"}
     assert pull_tls(listen=own, kv_transfer={"tls": other}) == other
     assert pull_tls(kv_transfer={"tls": {"ca_file": "/o"}}) == {"ca_file": "/o"}
+
+
+def test_a_certificate_that_cannot_be_used_keeps_a_worker_from_starting(tmp_path: Path, model: Path) -> None:
+    file = write(tmp_path, model=str(model), listen={"tls": MUTUAL})
+
+    started = subprocess.run(
+        [sys.executable, "-m", "kinroute", "worker", "--config", str(file)], capture_output=True, text=True, timeout=60
+    )
+
+    assert (started.returncode, started.stdout) == (78, "")
+    assert "listen.tls.certificate_file is '/c': it cannot be read (No such file or directory)." in started.stderr
+    assert "Traceback" not in started.stderr
 
 
 RUNNING = Path(__file__).parents[2] / "docs" / "running.md"
