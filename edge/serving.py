@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator
@@ -83,6 +84,28 @@ class Server(uvicorn.Server):
         if tls is not None:
             config.ssl = renewing_context(tls, certificate_optional=certificate_optional)
         super().__init__(config)
+        self._handshake_s = limits.header_timeout_s
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvicorn's, but a TLS handshake gets the time that headers get; it leaves it a minute."""
+        await super().startup([])
+        config = self.config
+        for listener in sockets or []:
+            server = await asyncio.get_running_loop().create_server(
+                self._protocol,
+                sock=listener,
+                ssl=config.ssl,
+                ssl_handshake_timeout=None if config.ssl is None else self._handshake_s,
+                backlog=config.backlog,
+            )
+            self.servers.append(server)
+
+    def _protocol(self) -> asyncio.Protocol:
+        protocol = cast("Any", self.config.http_protocol_class)
+        made: asyncio.Protocol = protocol(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -35,6 +35,7 @@ def make_server(limits: Limits) -> grpc.aio.Server:
             ("grpc.max_metadata_size", limits.header_bytes),
             ("grpc.absolute_max_metadata_size", limits.header_bytes),
             ("grpc.max_concurrent_streams", MAX_STREAMS),
+            ("grpc.server_handshake_timeout_ms", 10_000),
             ("grpc.keepalive_time_ms", 30_000),
             ("grpc.keepalive_timeout_ms", 10_000),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),

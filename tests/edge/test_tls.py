@@ -118,6 +118,14 @@ def test_a_caller_without_tls_is_cut_off_and_others_are_served(edge: Served, aut
         assert http.get(f"{edge.url}/v1/models").status_code == 200
 
 
+def test_who_begins_no_handshake_is_cut_off(text: Path, kept: Kept[ServerMaterial]) -> None:
+    with (
+        served(text, tls=kept, limits=Limits(header_timeout_s=0.2)) as edge,
+        socket.create_connection(edge.address, timeout=20.0) as silent,
+    ):
+        assert silent.recv(1) == b""
+
+
 def test_old_versions_of_tls_are_refused(edge: Served, authority: Authority) -> None:
     context = trust(authority.file, authority.issue("ann").pair)
     context.maximum_version = ssl.TLSVersion.TLSv1_2
