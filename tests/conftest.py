@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import io
 import json
 from collections.abc import Iterator
@@ -11,6 +12,17 @@ from rich.console import Console
 from configuration.locks import held
 from kinroute import model_cache
 from kinroute.progress import Steps
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """All that is imported here stays; to search it for garbage, now and in every test, would take much of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
