@@ -10,6 +10,7 @@ admitted only if those that run keep the pages that they are going to need, so w
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -87,7 +88,7 @@ class Scheduler:
             self._told += [Started(request.key, 0), KvArrived(request.key), Finished(request.key, *ending)]
             return None
         self._live[request.key] = live
-        self._waiting.add(live)
+        self._waiting.add(live, self._number)
         return None
 
     def cancel(self, key: RequestKey) -> None:
@@ -348,7 +349,8 @@ class Scheduler:
         They hold their matches from here on; the caller takes their pages, which there are: `reserve` was kept.
         """
         slots = min(self._config.max_batch_size, self._config.max_num_tokens)
-        slots -= sum(live.is_running for live in self._live.values())
+        running = Counter(live.request.tenant for live in self._live.values() if live.is_running)
+        slots -= running.total()
         admitted: list[tuple[Live, int]] = []
         waiting = 0
         spent: set[bytes] = set()
@@ -356,7 +358,8 @@ class Scheduler:
             return admitted
         for live in self._waiting.order(spent):
             tenant = live.request.tenant
-            if not allowed[tenant] and not live.pulls:
+            has_place = self._waiting.has_place(live, running[tenant], slots, self._number)
+            if not has_place or (not allowed[tenant] and not live.pulls):
                 spent.add(tenant)
                 continue
             room = self._replica.cache.num_available - reserve
@@ -373,6 +376,7 @@ class Scheduler:
             reserve += -(-len(place.tokens) // self._block) - place.match.blocks + place.num_cold
             allowed[tenant] -= count
             admitted.append((live, count))
+            running[tenant] += 1
             slots -= 1
             if slots == 0:
                 break

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from enginelink.turns import FairQueue
+from enginelink.turns import FairQueue, within_share
 from worker.core.live import Live
 from worker.core.outputs import Rejection
+
+MIXED_PLANS = 4096
+"""For so many plans after two tenants took turns, places are kept for others than the one that would take them all."""
 
 
 class Waiting:
@@ -21,6 +24,8 @@ class Waiting:
         self._bound = bound
         self._suspended: list[Live] = []
         self._new: FairQueue[Live] = FairQueue()
+        self._latest: bytes | None = None
+        self._mixed_until = 0
 
     def __len__(self) -> int:
         return len(self._suspended) + len(self._new)
@@ -52,8 +57,11 @@ class Waiting:
         queued = mine if of_whom else len(self)
         return Rejection("OVERLOADED", f"{queued} requests are queued{of_whom}", retryable=True)
 
-    def add(self, live: Live) -> None:
-        """One that never ran."""
+    def add(self, live: Live, plan: int) -> None:
+        """One that never ran, and came before plan number `plan`."""
+        if self._latest not in (None, live.request.tenant):
+            self._mixed_until = plan + MIXED_PLANS
+        self._latest = live.request.tenant
         self._new.push(live.request.tenant, live, len(live.request.token_ids))
 
     def put_back(self, live: Live) -> None:
@@ -69,6 +77,11 @@ class Waiting:
                 yield live
         for _, live in self._new.order(without):
             yield live
+
+    def has_place(self, live: Live, running: int, free: int, plan: int) -> bool:
+        """Whether it may take one of the `free` places in the batch, where `running` of its tenant are: what runs is
+        not ended for others' sake, so while there are others, some places are kept for them."""
+        return live.started or plan >= self._mixed_until or within_share(running, free)
 
     def begin(self, live: Live, cost: int) -> None:
         """It is admitted, and computes `cost` tokens of its prompt. Who made way has had its turn."""

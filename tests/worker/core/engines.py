@@ -68,6 +68,10 @@ class TestEngine:
             told += outputs
         return told
 
+    def run_some(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step()
+
     def end_copies(self, good: int | None = None) -> list[CopyWork]:
         """Every copy that runs is over on both ranks, with the next plan; its first `good` pages arrived, or all."""
         ended = [copy.work for copy in self.replica.cache.pools.copies.running.values()]

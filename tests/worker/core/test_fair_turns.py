@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from tests.worker.core.engines import TestEngine, make_engine
+from worker.core import waiting
 from worker.core.outputs import Finished, Rejection, Started
 from worker.core.types import Phase, RequestKey
 
@@ -104,6 +105,42 @@ def test_who_has_had_its_part_of_a_step_lets_another_begin_though_it_came_first(
     engine.submit(3, prompt(3, 4), tenant=QUIET)
 
     assert Started(RequestKey(3), 0) in (engine.step() or [])
+
+
+def test_long_answers_of_one_tenant_do_not_take_every_place_while_there_are_others() -> None:
+    engine = make_engine(num_pages=400, max_batch_size=10)
+    engine.submit(1, prompt(1, 2), tenant=QUIET)
+    for key in range(2, 30):
+        engine.submit(key, prompt(key, 2), max_tokens=20, tenant=FLOODER)
+    engine.run_some(3)
+    assert engine.scheduler.load.running == 8
+    engine.submit(40, prompt(40, 2), tenant=QUIET)
+
+    assert Started(RequestKey(40), 0) in (engine.step() or [])
+
+
+def test_a_tenant_that_is_alone_has_every_place() -> None:
+    engine = make_engine(num_pages=400, max_batch_size=10)
+    for key in range(1, 30):
+        engine.submit(key, prompt(key, 2), max_tokens=20, tenant=FLOODER)
+    engine.run_some(3)
+
+    assert engine.scheduler.load.running == 10
+
+
+def test_places_are_kept_for_others_as_long_as_they_came_lately(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "MIXED_PLANS", 20)
+    engine = make_engine(num_pages=400, max_batch_size=10)
+    engine.submit(1, prompt(1, 2), tenant=QUIET)
+    engine.submit(2, prompt(2, 2), tenant=FLOODER)
+    engine.run()
+    for key in range(3, 30):
+        engine.submit(key, prompt(key, 2), max_tokens=50, tenant=FLOODER)
+    engine.run_some(10)
+    assert engine.scheduler.load.running == 8
+    engine.run_some(20)
+
+    assert engine.scheduler.load.running == 10
 
 
 def test_a_step_is_full_where_the_other_tenants_need_less_than_their_share() -> None:
