@@ -40,7 +40,11 @@ LOAD = 0.4
 DURATION_MS = 20_000
 BURST_MS = 2_000
 BLOCK = 32
+QUEUE = 256
 FLOODER = b"flooder"
+BEGINS_MS = 1_000
+"""When the flooder begins that is without bound: the others are there already."""
+LONG_ANSWER = 512
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -48,7 +52,11 @@ class Arrival:
     at_ms: float
     tenant: bytes
     prompt_tokens: int
+    answer_tokens: int = ANSWER_TOKENS
 
+
+PILED = Arrival(BEGINS_MS, FLOODER, sum(PROMPTS) // 2)
+PILED_ANSWERS = Arrival(BEGINS_MS, FLOODER, 20, LONG_ANSWER)
 
 Others = Callable[[random.Random, int], list[Arrival]]
 """What comes beside the measured, until so many milliseconds."""
@@ -63,24 +71,23 @@ def simulated(seeds: Sequence[int] = SEEDS, duration_ms: int = DURATION_MS) -> d
     """Rows by what the flooder does."""
     measured = {seed: list(_poisson(random.Random(seed), b"measured", duration_ms)) for seed in seeds}
 
-    def p99_ms(others: Others, *, piles_up: bool = False, tagged: bool = True) -> list[float]:
+    def p99_ms(others: Others, *, piled: Arrival | None = None, tagged: bool = True) -> list[float]:
         """By seed, of the measured beside others."""
         return [
-            Simulation(
-                measured[seed] + others(random.Random(1000 + seed), duration_ms), seed, piles_up, tagged
-            ).p99_ms()
+            Simulation(measured[seed] + others(random.Random(1000 + seed), duration_ms), piled, tagged=tagged).p99_ms()
             for seed in seeds
         ]
 
     even = p99_ms(_alike)
     rows: list[dict[str, Any]] = []
     worst = 0.0
-    for name, others, piles_up in (
-        ("the same load, in bursts", _bursts, False),
-        (f"the same load, in prompts of {LONG_PROMPT} tokens", _long_prompts, False),
-        ("as much as the queue takes, all the time", _nothing, True),
+    for name, others, piled in (
+        ("the same load, in bursts", _bursts, None),
+        (f"the same load, in prompts of {LONG_PROMPT} tokens", _long_prompts, None),
+        ("as much as the queue takes, all the time", _nothing, PILED),
+        (f"the same in tiny prompts, with answers of {LONG_ANSWER} tokens", _nothing, PILED_ANSWERS),
     ):
-        beside = p99_ms(others, piles_up=piles_up)
+        beside = p99_ms(others, piled=piled)
         ratios = [one / other for one, other in zip(beside, even, strict=True)]
         worst = max(worst, statistics.median(ratios))
         rows.append(
@@ -90,7 +97,7 @@ def simulated(seeds: Sequence[int] = SEEDS, duration_ms: int = DURATION_MS) -> d
                 "highest_ratio": max(ratios),
                 "ttft_p99_ms": statistics.median(beside),
                 # One that piles up fills the queue for all: they are refused.
-                "without_turns": "refused" if piles_up else statistics.median(p99_ms(others, tagged=False)),
+                "without_turns": "refused" if piled else statistics.median(p99_ms(others, tagged=False)),
             }
         )
     return {
@@ -139,16 +146,16 @@ def _nothing(dice: random.Random, until_ms: int) -> list[Arrival]:
 
 
 class Simulation:
-    """One worker and what arrives. `piles_up`: the flooder has as many waiting as the queue takes, at every moment."""
+    """One worker and what arrives. `piled`: from when on the flooder has as many of this waiting as the queue takes, at
+    every moment."""
 
-    def __init__(self, arrivals: list[Arrival], seed: int, piles_up: bool, tagged: bool) -> None:
+    def __init__(self, arrivals: list[Arrival], piled: Arrival | None, *, tagged: bool) -> None:
         self._arrivals = deque(sorted(arrivals))
-        self._dice = np.random.default_rng(seed)
-        self._sizes = random.Random(seed)
-        self._piles_up = piles_up
+        self._dice = np.random.default_rng(len(arrivals))
+        self._piled = piled
         self._tagged = tagged
         replica = Replica(CacheConfig(num_pages=8192, tokens_per_block=BLOCK, enable_block_reuse=False))
-        config = SchedulerConfig(max_num_tokens=TOKENS_A_STEP)
+        config = SchedulerConfig(max_num_tokens=TOKENS_A_STEP, max_queued_requests=QUEUE)
         self._scheduler = Scheduler(config, replica, lambda request: b"")
         self._keys = 0
         self._came_ms: dict[RequestKey, float] = {}
@@ -174,8 +181,9 @@ class Simulation:
     def _arrive(self, now_ms: int) -> None:
         while self._arrivals and self._arrivals[0].at_ms <= now_ms:
             self._submit(self._arrivals.popleft())
-        while self._piles_up and self._submit(Arrival(now_ms, FLOODER, self._sizes.randrange(*PROMPTS))):
-            pass
+        if self._piled is not None and now_ms >= self._piled.at_ms:
+            while self._submit(self._piled):
+                pass
 
     def _submit(self, arrival: Arrival) -> bool:
         self._keys += 1
@@ -185,7 +193,7 @@ class Simulation:
             phase=Phase.AGGREGATED,
             token_ids=self._dice.integers(0, 1 << 20, arrival.prompt_tokens, np.int32),
             sampling=Sampling(temperature=0.0),
-            stopping=Stopping(ANSWER_TOKENS),
+            stopping=Stopping(arrival.answer_tokens),
             tenant=arrival.tenant if self._tagged else b"",
         )
         is_taken = self._scheduler.submit(request) is None

@@ -6,12 +6,13 @@ from bench import fairness
 
 
 def test_a_flooder_makes_others_wait_at_most_a_fifth_longer_than_well_behaved_tenants_of_the_same_load_do() -> None:
-    measured = fairness.simulated(seeds=(1, 2, 3), duration_ms=4_000)
+    measured = fairness.simulated(seeds=(1, 2), duration_ms=3_000)
 
     assert [row["flooder"] for row in measured["rows"]] == [
         "the same load, in bursts",
         "the same load, in prompts of 60000 tokens",
         "as much as the queue takes, all the time",
+        "the same in tiny prompts, with answers of 512 tokens",
     ]
     assert measured["worst_ratio"] == max(row["ratio"] for row in measured["rows"])
     assert measured["worst_ratio"] <= 1.2
