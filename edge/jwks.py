@@ -30,7 +30,8 @@ class Jwks:
     """`use` is told of the keys whenever they change, on the event loop: of none, too, once they are older than
     `keep_stale_s`.
 
-    However many tokens name unknown keys, two fetches are at least `min_interval_s` apart.
+    However many tokens name unknown keys, two fetches are at least `min_interval_s` apart. Which ids the last one did
+    not show is remembered for as long: issuers may sign with a key before all of their caches publish it.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Jwks:
                 await self._refresh(client)
                 self._tell(before)
                 await asyncio.sleep(self._min_interval_s)
+                self._absent.clear()
                 self._forget_stale()
                 if self._failed:
                     continue

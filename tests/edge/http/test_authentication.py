@@ -181,6 +181,17 @@ def test_a_key_that_is_published_lets_in_at_once_and_one_that_is_withdrawn_soon_
         assert lets_in(edge, token("ES256", kid="new"))
 
 
+def test_a_key_that_is_used_before_it_is_published_lets_in_once_it_is(text_folder: Path) -> None:
+    with issuer(jwk("RS256", "old")) as keys, served(text_folder, jwt=by_url(keys.url), jwks_interval_s=0.05) as edge:
+        early = token("ES256", kid="new")
+        assert not lets_in(edge, early)
+        keys.publish(jwk("RS256", "old"), jwk("ES256", "new"))
+        end_s = time.monotonic() + WAIT_S
+        while not lets_in(edge, early):
+            assert time.monotonic() < end_s, "that it was not there is remembered for good"
+            time.sleep(0.02)
+
+
 def test_a_rotation_fails_no_request(text_folder: Path) -> None:
     with issuer(jwk("ES256", "k0")) as keys, served(text_folder, jwt=by_url(keys.url), jwks_interval_s=0.05) as edge:
         published = ["k0"]
