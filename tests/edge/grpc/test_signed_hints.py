@@ -24,7 +24,7 @@ HINT = GrpcHint(MODEL, "child", "parent", "42")
 @pytest.fixture(scope="module")
 def taking(text_folder: Path) -> Iterator[FrontEnd]:
     """It takes hints of the tenant acme, and of other's who signs with another key."""
-    with front_end(text_folder, signed_hints=SignedHints({"acme": KEY, "other": b"other"})) as running:
+    with front_end(text_folder, signed_hints=SignedHints({"other": b"other", "acme": KEY})) as running:
         yield running
 
 
