@@ -93,4 +93,5 @@ class Admin:
 
 
 def _json(status: int, value: dict[str, Any]) -> _Reply:
-    return status, b"application/json", orjson.dumps(value)
+    """Sets are told as sorted lists."""
+    return status, b"application/json", orjson.dumps(value, default=sorted)

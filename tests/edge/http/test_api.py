@@ -168,6 +168,7 @@ def test_the_admin_listener_tells_routes_and_never_prompts(edge: Served) -> None
     assert "Hello" not in reply.text
     (worker,) = edge.admin("/kinroute/v1/workers").json()["workers"]
     assert (worker["worker_id"], worker["ready"], worker["in_flight"]) == ("127.0.0.1:1", True, 0)
+    assert worker["can"]["phases"] == ["aggregated", "context", "generation"]
 
 
 def test_metrics_count_requests_by_route_and_status(text_folder: Path) -> None:
