@@ -316,6 +316,7 @@ def _driver(settings: EdgeSettings, edge_id: str, hints: Hints, channels: Channe
         router.min_bound,
         settings.conditional_disagg_config.max_local_prefill_length,
         router.clear_gain_tokens,
+        settings.subagent_affinity_scope,
     )
     connections: list[Connection] = []
     for worker_id in fleet.workers:

@@ -255,10 +255,12 @@ class EdgeSettings(Section):
 
     `context_servers` and `generation_servers`: addresses of workers; one that stands in both does both phases.
     `worker_protocol`: how to speak to them; `enginelink` is `openengine` to an engine that knows nothing else.
-    `worker_tls`: they are dialled over TLS. `internal_request_auth_key_file`: holds the key under which engines that
-    speak TensorRT-LLM's dialect are told of parents. `cache_isolation`: whose requests may share cached prefixes.
-    `allow_shared_prefix_cache`: OpenEngine engines that cannot keep tenants' prefix caches apart are used too.
-    `drain_timeout_s`: how long answers may go on after SIGTERM.
+    `subagent_affinity_scope`: whether families come together on context workers alone, or on generation workers too;
+    finished sub-agents are demoted on context workers in any case. `worker_tls`: they are dialled over TLS.
+    `internal_request_auth_key_file`: holds the key under which engines that speak TensorRT-LLM's dialect are told of
+    parents. `cache_isolation`: whose requests may share cached prefixes. `allow_shared_prefix_cache`: OpenEngine
+    engines that cannot keep tenants' prefix caches apart are used too. `drain_timeout_s`: how long answers may go on
+    after SIGTERM.
     """
 
     listen: Listen = Listen()
@@ -270,6 +272,7 @@ class EdgeSettings(Section):
     router: Router = Router()
     conditional_disagg_config: ConditionalDisagg = ConditionalDisagg()
     affinity: Affinity = Affinity()
+    subagent_affinity_scope: Literal["context", "both"] = "context"
     conversation_affinity_header_for_subagents: HeaderName | None = None
     cache_isolation: Literal["tenant", "subject"] = "tenant"
     allow_shared_prefix_cache: bool = False

@@ -43,6 +43,7 @@ class RouterConfig:
     min_bound: int = 1
     max_local_prefill_tokens: int = 0
     clear_gain_tokens: int = 1024
+    subagent_affinity_scope: Literal["context", "both"] = "context"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +146,11 @@ class Router:
         return worker.worker_id, why
 
     def _generation_family(self, lineage: Lineage) -> FamilyKey:
-        return lineage.family
+        """What the answer is placed by. With scope `context`, relatives come together where prompts are prefilled, and
+        each conversation keeps a generation worker of its own choice."""
+        if self._config.subagent_affinity_scope == "both" or any(map(_is_alone, self._fleet.usable(Role.GENERATION))):
+            return lineage.family
+        return FamilyKey(lineage.conversation)
 
     def served(self, lineage: Lineage, generation: WorkerId, tokens: int) -> None:
         """The generation worker has the first `tokens` tokens of this conversation now."""

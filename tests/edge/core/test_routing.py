@@ -18,7 +18,7 @@ from edge.core.headers import HeaderFamilies, fold
 from edge.core.kv_index import KvBatch, Stored
 from edge.core.prompt_keys import Prompt
 from edge.core.resident import Held
-from edge.core.routing import Placement, Router, RouterConfig, rendezvous_order
+from edge.core.routing import Placement, Router, RouterConfig, RouterType, rendezvous_order
 from edge.core.types import ConversationKey, FamilyKey, Lineage, Principal, Scope, WorkerId
 from enginelink.block_keys import BlockScope, block_keys, scope_key
 from tests.edge.core.lineages import make_lineages
@@ -49,6 +49,38 @@ def favourites(router: Router, name: str, role: Role = Role.CONTEXT) -> list[Wor
 def load(router: Router, worker: WorkerId, legs: int) -> None:
     for _ in range(legs):
         router._fleet.began(worker)
+
+
+def children(count: int) -> list[Lineage]:
+    """Of one parent."""
+    return [
+        Lineage(ConversationKey(f"c{number}"), FamilyKey("parent"), ConversationKey("parent"), depth=1)
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("kind", ["conversation", "kv_cache_aware"])
+def test_a_familys_prompts_come_together_and_its_answers_only_where_that_is_asked_for(kind: RouterType) -> None:
+    by_context = [make_router(4, 4, type=kind).place(child, 10) for child in children(32)]
+    both = [make_router(4, 4, type=kind, subagent_affinity_scope="both").place(child, 10) for child in children(32)]
+
+    assert len({placement.context for placement in by_context}) == 1
+    assert len({placement.generation for placement in by_context}) == 4
+    assert len({placement.context for placement in both}) == len({placement.generation for placement in both}) == 1
+
+
+def test_a_conversation_keeps_its_generation_worker_whatever_the_scope() -> None:
+    router = make_router(4, 4)
+    child = children(1)[0]
+
+    assert len({router.place(child, 10).generation for _ in range(8)}) == 1
+    assert router.generation_for(child, connector="kinroute")[0] == router.place(child, 10).generation
+
+
+def test_where_workers_do_both_phases_a_family_comes_together_whatever_the_scope() -> None:
+    router = Router(RouterConfig(), make_fleet(GENERATION[:4], GENERATION[:4]))
+
+    assert len({router.place(child, 10).generation for child in children(32)}) == 1
 
 
 def test_a_family_goes_to_its_favourites_and_is_told_why() -> None:
