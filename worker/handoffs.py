@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from openengine.v1 import kv_pb2
 from worker.core.handoff import PROTOCOL, KvShape, KvSource, SessionRef
@@ -34,11 +34,11 @@ class Handoffs:
     def endpoints(self) -> list[kv_pb2.KvEndpoint]:
         return [kv_pb2.KvEndpoint(host=source.host, port=source.port, protocol=PROTOCOL) for source in self._sources]
 
-    def begin(self, ready: HandoffReady) -> bytes:
-        """The serialized KvSessionRef of a context leg whose pages are pinned on every rank."""
+    def begin(self, ready: HandoffReady, proven: Callable[[SessionRef], SessionRef]) -> bytes:
+        """The serialized KvSessionRef of a context leg whose pages are pinned on every rank. `proven` adds a proof."""
         session_id = self._sessions.session_id(ready.key)
         self._keys[session_id] = ready.key
-        return SessionRef(
+        ref = SessionRef(
             session_id=session_id,
             secret=self._sessions.secret(ready.key),
             instance_id=self._instance_id,
@@ -49,7 +49,8 @@ class Handoffs:
             cached_prompt_tokens=min(ready.cached_tokens, ready.prompt_tokens),
             shape=self._shape,
             sources=self._sources,
-        ).encode()
+        )
+        return proven(ref).encode()
 
     def end(self, key: RequestKey) -> None:
         """Its pin is over."""

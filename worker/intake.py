@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,10 +18,12 @@ from worker.affinity import AffinityHints
 from worker.core.handoff import HandoffError, KvShape, SessionRef
 from worker.core.networks import AllowedNetworks
 from worker.core.types import Phase, Request, RequestKey, Retention, TokenIds
+from worker.keys import WorkerKeys
 from worker.lineage import NO_LINEAGE, Envelopes, Lineage
 from worker.metadata import Metadata
 from worker.options import retention_from, retention_from_extra, sampling_from, stopping_from
 from worker.refusal import Refused, invalid, refusing, unproven, unsupported
+from worker.session_proofs import SessionProofs
 
 PHASES: Mapping[str, frozenset[Phase]] = {
     "context": frozenset({Phase.CONTEXT}),
@@ -69,10 +72,17 @@ class _Leg:
 class Intake:
     """Checks requests against what this worker serves. Every method raises Refused."""
 
-    def __init__(self, served: Served, envelopes: Envelopes, affinity: AffinityHints | None = None) -> None:
+    def __init__(
+        self,
+        served: Served,
+        envelopes: Envelopes,
+        affinity: AffinityHints | None = None,
+        proofs: SessionProofs | None = None,
+    ) -> None:
         self._served = served
         self._envelopes = envelopes
         self._affinity = affinity or AffinityHints()
+        self._proofs = proofs or SessionProofs(WorkerKeys(None), 0.0)
         self.eos_token_ids = served.eos_token_ids
 
     def from_submit(self, key: RequestKey, submit: link_pb2.Submit) -> Request:
@@ -191,6 +201,7 @@ class Intake:
             session = SessionRef.parse(leg.session)
         except HandoffError as error:
             raise invalid(f"kv.session: {error}") from error
+        self._proofs.require(session, time.time())
         if session.prompt_tokens != len(leg.token_ids):
             raise invalid(f"kv.session holds {session.prompt_tokens} tokens, and the prompt has {len(leg.token_ids)}")
         difference = session.shape.differs_from(served.shape)

@@ -6,6 +6,7 @@ import asyncio
 import enum
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -32,6 +33,7 @@ from worker.keys import WorkerKeys
 from worker.kv_events import EventLog
 from worker.lineage import Envelopes
 from worker.requests import Active, Requests
+from worker.session_proofs import GRACE_S, SessionProofs
 from worker.settings import WorkerSettings
 from worker.telemetry import Metrics
 from worker.text import TextModel
@@ -76,6 +78,7 @@ class Service:
         )
         self.keys = WorkerKeys(settings.keys_file)
         self.envelopes = Envelopes(self.keys, self.instance_id, required=not settings.listen.trusts_callers)
+        self._proofs = SessionProofs(self.keys, settings.kv_transfer.handoff_timeout_s + GRACE_S)
         self._affinity = AffinityHints(settings.internal_request_auth_key_file)
         self.role = settings.role
         self.model_name = settings.model_name
@@ -96,7 +99,7 @@ class Service:
 
     def opened(self, opened: Opened) -> None:
         self._opened = opened
-        self.intake = Intake(opened.served, self.envelopes, self._affinity)
+        self.intake = Intake(opened.served, self.envelopes, self._affinity, self._proofs)
         self.text = opened.text
         self._load = LoadSnapshot(0, 0, 0, 0, opened.num_pages)
         self._server = server_info(
@@ -201,7 +204,7 @@ class Service:
     def session_of(self, active: Active, output: HandoffReady) -> bytes:
         """The serialized KvSessionRef of a context leg that is ready."""
         assert self._opened is not None
-        return self._opened.handoffs.begin(output)
+        return self._opened.handoffs.begin(output, lambda ref: self._proofs.proven(ref, time.time()))
 
     def pinned_by(self, session_id: str) -> Active | None:
         assert self._opened is not None

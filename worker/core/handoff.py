@@ -3,7 +3,7 @@
 Attributes under TensorRT-LLM's names, and ours in `kinroute`:
 
     disagg_request_id first_gen_tokens ctx_dp_rank ctx_usage schedule_style ctx_info_endpoint
-    kinroute: secret host_key instance_id prompt_tokens head_starts and the members of KvShape
+    kinroute: secret host_key instance_id prompt_tokens head_starts, the members of KvShape, and proof where it has one
 
 A Struct's numbers are doubles, so integers that may exceed 2^53 travel as decimal strings. What is read is whatever a
 caller sent: nothing is believed before `SessionRef.read` has checked it, and no page moves without the secret.
@@ -78,7 +78,7 @@ class SessionRef:
 
     `session_id`: 32 hex digits; `secret`: 64, known to nobody but the holders of this reference. `host_key`: equal for
     processes that can share memory, empty where the source shares none. `sources` in rank order; together they hold
-    every KV head once.
+    every KV head once. `proof`: that a worker of this fleet made it; empty where there are no keys.
     """
 
     session_id: str
@@ -91,6 +91,7 @@ class SessionRef:
     cached_prompt_tokens: int
     shape: KvShape
     sources: tuple[KvSource, ...]
+    proof: str = field(default="", repr=False)
 
     @property
     def num_blocks(self) -> int:
@@ -125,6 +126,7 @@ class SessionRef:
                     "head_dim": shape.head_dim,
                     "dtype": shape.dtype,
                     "head_starts": [source.head_start for source in self.sources] + [shape.num_kv_heads],
+                    **({"proof": self.proof} if self.proof else {}),
                 },
             }
         )
@@ -187,6 +189,7 @@ class SessionRef:
             cached_prompt_tokens=cached_tokens,
             shape=shape,
             sources=_sources(message.endpoints, ours.integers("head_starts", 0), shape.num_kv_heads),
+            proof=ours.text("proof") if "proof" in ours.members else "",
         )
 
 
