@@ -12,16 +12,25 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import numpy as np
 import pytest
 
 from enginelink.envelope import LEEWAY_S, Key
+from enginelink.v1 import link_pb2
 from openengine.v1 import error_pb2, generation_pb2
 from tests.tiny_models import make_tiny_model
 from tests.worker.clients import OpenEngine, generate_request, status_of
 from tests.worker.running import Running, worker
 from worker.core.handoff import KvShape, KvSource, SessionRef
+from worker.core.networks import AllowedNetworks
+from worker.core.outputs import HandoffReady
+from worker.core.types import Request, RequestKey
+from worker.handoffs import Handoffs
+from worker.intake import Intake, Served
 from worker.keys import WorkerKeys
+from worker.lineage import Envelopes
 from worker.refusal import Refused
+from worker.session_keys import SessionKeys
 from worker.session_proofs import SessionProofs
 
 KEY, OTHER = Key("edge.one", b"1" * 32), Key("edge.one", b"2" * 32)
@@ -112,6 +121,28 @@ def test_without_keys_nothing_is_proven_and_nothing_asked_for() -> None:
 
     assert proofs.proven(REF, NOW_S) == REF
     proofs.require(REF, NOW_S)
+
+
+def test_what_a_context_worker_hands_out_a_generation_worker_with_the_same_keys_takes(tmp_path: Path) -> None:
+    keys = WorkerKeys(write_keys(tmp_path / "keys", KEY))
+    proofs = SessionProofs(keys, 60.0)
+    served = Served("tiny", "generation", 259, 512, frozenset({2}), REF.shape, AllowedNetworks())
+    intake = Intake(served, Envelopes(keys, "i", required=True), proofs=proofs)
+    sessions = SessionKeys(b"token", b"nonce")
+    handoffs = Handoffs(sessions, shape=REF.shape, sources=REF.sources, host_key="", instance_id="another")
+    ready = HandoffReady(RequestKey(1), first_token=5, logprobs=None, prompt_tokens=20, cached_tokens=0)
+
+    def asked(session: bytes) -> Request:
+        token_ids = np.arange(40, 60, dtype="<i4").tobytes()
+        submit = link_pb2.Submit(
+            handle=1, request_id="r", model="tiny", phase=link_pb2.PHASE_GENERATION, token_ids=token_ids
+        )
+        submit.kv_session = session
+        return intake.from_submit(RequestKey(2), submit)
+
+    assert asked(handoffs.begin(ready, lambda ref: proofs.proven(ref, time.time()))).first_token == 5
+    with pytest.raises(Refused, match="does not prove"):
+        asked(handoffs.begin(ready, lambda ref: ref))
 
 
 @pytest.fixture(scope="module")
