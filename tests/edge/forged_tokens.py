@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hmac
 import time
+from collections.abc import Mapping
+
+import jwt
 
 from edge.settings import Jwt
-from tests.edge.issuer import AUDIENCE, FAMILIES, ISSUER, algorithm_of, jwk, pem, raw_token, token
+from tests.edge.issuer import AUDIENCE, FAMILIES, ISSUER, algorithm_of, jwk, pem, private_key, raw_token, token
 
 ASYMMETRIC = tuple(sorted({algorithm_of(kind) for kind in FAMILIES}))
 
@@ -15,6 +18,13 @@ def by_url(url: str, **more: object) -> Jwt:
     """An issuer of every asymmetric family."""
     given: dict[str, object] = {"jwks_url": url, "algorithms": ASYMMETRIC, "issuer": ISSUER, "audience": AUDIENCE}
     return Jwt.model_validate(given | more)
+
+
+def signed(header: Mapping[str, object], claims: Mapping[str, object]) -> str:
+    """With the issuer's own RSA key, whatever the header says."""
+    unsigned = raw_token(header, claims).rpartition(".")[0]
+    signature = jwt.get_algorithm_by_name("RS256").sign(unsigned.encode(), private_key("RS256"))
+    return raw_token(header, claims, signature)
 
 
 def forgeries() -> dict[str, tuple[str, str]]:
@@ -47,6 +57,10 @@ def forgeries() -> dict[str, tuple[str, str]]:
         "other claims": (f"{head}.{other_body}.{signature}", "bad signature"),
         "no signature": (f"{head}.{body}.", "bad signature"),
         "something critical": (token("RS256", kid="RS256", headers={"crit": ["exp"], "exp": 1}), "malformed"),
+        "something critical that is known to the library": (
+            signed({"alg": "RS256", "kid": "RS256", "crit": ["b64"], "b64": True}, claims),
+            "malformed",
+        ),
         "detached": (raw_token({"alg": "RS256", "kid": "RS256", "b64": False, "crit": ["b64"]}, {}), "malformed"),
         "a path as key id": (token("RS256", kid=traversal, number=7), "unknown key id"),
         "SQL as key id": (token("RS256", kid=injection, number=7), "unknown key id"),

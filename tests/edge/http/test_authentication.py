@@ -227,7 +227,7 @@ BAD_ANSWERS = {
     "it fails": Answer(status=500),
     "it redirects": Answer(status=302, headers={"location": "/elsewhere"}),
     "it redirects for good": Answer(status=308, headers={"location": "/elsewhere"}),
-    "it never ends": Answer(b"[" + b" " * (2 << 20)),
+    "it is too long": Answer(b" " * (1 << 20) + jwks(jwk("RS256", "new"))),
     "it is no JSON": Answer(b"<html>"),
     "it is nested beyond all bounds": Answer(b"[" * 500_000),
     "it holds no key": Answer(jwks()),
