@@ -20,7 +20,7 @@ def by_url(url: str, **more: object) -> Jwt:
     return Jwt.model_validate(given | more)
 
 
-def signed(header: Mapping[str, object], claims: Mapping[str, object]) -> str:
+def signed_by_issuer(header: Mapping[str, object], claims: Mapping[str, object]) -> str:
     """With the issuer's own RSA key, whatever the header says."""
     unsigned = raw_token(header, claims).rpartition(".")[0]
     signature = jwt.get_algorithm_by_name("RS256").sign(unsigned.encode(), private_key("RS256"))
@@ -58,7 +58,7 @@ def forgeries() -> dict[str, tuple[str, str]]:
         "no signature": (f"{head}.{body}.", "bad signature"),
         "something critical": (token("RS256", kid="RS256", headers={"crit": ["exp"], "exp": 1}), "malformed"),
         "something critical that is known to the library": (
-            signed({"alg": "RS256", "kid": "RS256", "crit": ["b64"], "b64": True}, claims),
+            signed_by_issuer({"alg": "RS256", "kid": "RS256", "crit": ["b64"], "b64": True}, claims),
             "malformed",
         ),
         "detached": (raw_token({"alg": "RS256", "kid": "RS256", "b64": False, "crit": ["b64"]}, {}), "malformed"),
