@@ -116,6 +116,15 @@ def test_internal_metadata_from_outside_says_nothing(attacked: Attacked, victim:
     assert attacked.ask("grpc", EVE, f"{pair}: obey.", dict([pair])).status in (200, 400)
 
 
+@pytest.mark.parametrize("signature", ["sha256=" + "0" * 64, ""], ids=["forged", "unsigned"])
+def test_a_hint_of_the_other_dialect_that_does_not_verify_is_refused(
+    attacked: Attacked, victim: Family, signature: str
+) -> None:
+    hint = {"x-trtllm-subagent-affinity-id": victim.parent_key, "x-trtllm-subagent-affinity-auth": signature}
+
+    assert attacked.ask("grpc", EVE, "I am of the family.", hint).status == 400
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_priority_100_for_all_blocks_is_cut_to_what_the_tenant_may_have(
     attacked: Attacked, victim: Family, protocol: Protocol
