@@ -122,7 +122,8 @@ def test_a_hint_of_the_other_dialect_that_does_not_verify_is_refused(
 ) -> None:
     hint = {"x-trtllm-subagent-affinity-id": victim.parent_key, "x-trtllm-subagent-affinity-auth": signature}
 
-    assert attacked.ask("grpc", EVE, "I am of the family.", hint).status == 400
+    for extra in ({}, {"request_type": "context_only"}):
+        assert attacked.ask("grpc", EVE, "I am of the family.", hint, extra).status == 400
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
