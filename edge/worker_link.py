@@ -91,6 +91,8 @@ class WorkerLink:
                     await self._serve(channel)
             except grpc.aio.AioRpcError as error:
                 why = error.details() or error.code().name
+                if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+                    await self._hints.reread()
             except TimeoutError:
                 why = "no answer"
             except _Broken as broken:
