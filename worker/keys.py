@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,6 +46,20 @@ def read_keys(file: Path) -> list[Key]:
         raise SettingsError(f"keys_file is {str(file)!r}, which holds no envelope keys: {error}.") from error
 
 
+def warnings_of(file: Path) -> list[str]:
+    """What an operator should know of `file`, in which keys were found."""
+    found = []
+    if stat.S_IMODE(file.stat().st_mode) & 0o077:
+        found.append(f"keys_file is {str(file)!r}, which others can read: whoever has its keys may be an edge")
+    others = sorted(set(msgspec.json.decode(file.read_bytes(), type=dict[str, msgspec.Raw])) - {"envelope_keys"})
+    if others:
+        found.append(
+            f"keys_file is {str(file)!r}, which holds {', '.join(others)} too: no worker needs them, and whoever "
+            "takes it over has them; give it what `kinroute keys export-worker` writes"
+        )
+    return found
+
+
 class WorkerKeys:
     """The keys of `file`; none without one. Raises SettingsError where it cannot be used at the start.
 
@@ -57,6 +72,8 @@ class WorkerKeys:
         self._reread_s = reread_s
         self._stamp = _stamp_of(file)
         self._keys: Sequence[Key] = () if file is None else read_keys(file)
+        for warning in () if file is None else warnings_of(file):
+            log.warning(warning)
         self._looked_s = time.monotonic()
 
     @property

@@ -109,7 +109,8 @@ class Lineages:
             return NO_SCOPE
         if self._proof == "token" and stated is None:
             if claim.explicit:
-                message = f"{param} takes a proof here: send the parent's lineage token in {names.lineage}."
+                whose = "the parent's or its own" if claim.parent is None else "the parent's"
+                message = f"{param} takes a proof here: send {whose} lineage token in {names.lineage}."
                 raise EdgeError(Code.INVALID, message, param=param, reason=NO_TOKEN)
             return NO_TOKEN
         if claim.conversation is None and claim.parent is None and stated is None:
