@@ -92,18 +92,24 @@ def test_times_are_told_in_words_and_without_a_key_nothing_is_judged(
 
 
 @pytest.mark.parametrize(
-    ("made", "arguments", "reason"),
+    ("algorithm", "claims", "arguments", "reason"),
     [
-        (token("HS256", exp=time.time() - 60), (), "expired"),
-        (token("RS256"), (), "algorithm"),
-        (token("HS256"), ("--audience", "other"), "audience"),
-        (token("HS256"), ("--issuer", "https://other"), "issuer"),
-        (token("HS256", sub=None), (), "claims"),
+        ("HS256", {"exp": 1}, (), "expired"),
+        ("RS256", {}, (), "algorithm"),
+        ("HS256", {}, ("--audience", "other"), "audience"),
+        ("HS256", {}, ("--issuer", "https://other"), "issuer"),
+        ("HS256", {"sub": None}, (), "claims"),
     ],
 )
 def test_why_a_token_is_refused_is_told_to_whoever_has_the_key(
-    capsys: pytest.CaptureFixture[str], secret_file: Path, made: str, arguments: tuple[str, ...], reason: str
+    capsys: pytest.CaptureFixture[str],
+    secret_file: Path,
+    algorithm: str,
+    claims: dict[str, Any],
+    arguments: tuple[str, ...],
+    reason: str,
 ) -> None:
+    made = token(algorithm, **claims)
     audience = () if "--audience" in arguments else ("--audience", "kinroute")
     code, said = run(capsys, "inspect", made, "--secret-file", str(secret_file), *arguments, *audience)
 
