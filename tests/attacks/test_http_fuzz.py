@@ -19,7 +19,7 @@ from enginelink.compact_jwt import CompactSigner
 from tests.attacks.callers import ANN, BOB, CALLERS, EVE, ISSUER, MARK, PLAIN, PROMPT
 from tests.attacks.doors import BODY, MODEL, Doors, Reply
 
-EXAMPLES = 150
+EXAMPLES = 100
 JSON = (b"content-type", b"application/json")
 RAW = json.dumps(BODY).encode()
 REFUSALS = {400, 401, 403, 404, 408, 413, 415, 429, 431}

@@ -31,7 +31,7 @@ def worker_of(doors: Doors, conversation: str, tokens: int = 1) -> str:
 
 def test_families_picked_to_pile_up_on_one_worker_are_spread(doors: Doors) -> None:
     by_worker: dict[str, list[str]] = {}
-    for number in range(100):
+    for number in range(70):
         name = f"family-{number}"
         by_worker.setdefault(worker_of(doors, name), []).append(name)
     favourite, picked = max(by_worker.items(), key=lambda item: len(item[1]))
