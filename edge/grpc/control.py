@@ -2,36 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from edge.core.errors import Code, EdgeError
 from edge.core.seals import Opened, Seals
-from edge.core.types import (
-    ConversationKey,
-    FamilyKey,
-    FinishReason,
-    Lineage,
-    SamplingOptions,
-    StopOptions,
-    TokenLogprob,
-    Turn,
-    TurnId,
-    Usage,
-)
 from edge.grpc.door import Call, Caller, Method
 from edge.grpc.errors import invalid, unsupported
 from edge.grpc.info import load_info, model_info, server_info
 from edge.grpc.kv_events import KvEvents
+from edge.grpc.probe import probe
 from edge.grpc.requests import Found, Requests
 from edge.http.route import Parts
-from edge.tokenizing.incremental import pack
 from openengine.v1 import kv_pb2, lifecycle_pb2, model_pb2, server_pb2
 
-PROBE_DEADLINE_S = 10.0
 ALL_TENANTS = "x-kinroute-all-tenants"
 READY, NOT_READY = lifecycle_pb2.HEALTH_STATE_READY, lifecycle_pb2.HEALTH_STATE_NOT_READY
 
@@ -113,26 +98,11 @@ class Control:
             why = "" if message.role == server_pb2.ENGINE_ROLE_AGGREGATED else "its role is aggregated"
             response.checks.add(name="role", state=NOT_READY if why else READY, message=why)
         if message.include_inference_probe and driver.model_ready:
-            why = await self._probe(caller)
+            why = await probe(self._parts, caller)
             response.checks.add(name="inference_probe", state=NOT_READY if why else READY, message=why)
         good = all(check.state == READY for check in response.checks)
         response.state = READY if good else NOT_READY
         return response
-
-    async def _probe(self, caller: Caller) -> str:
-        """A tiny turn, which is its caller's request as any other; why it failed, or nothing."""
-        parts, principal = self._parts, caller.principal
-        parts.admission.begin(principal, time.monotonic())
-        probe = _Probe()
-        running = parts.driver.start(_probing_turn(parts.catalogue.names[0], caller), probe)
-        try:
-            async with asyncio.timeout(PROBE_DEADLINE_S):
-                return await probe.done
-        except TimeoutError:
-            return f"no token in {PROBE_DEADLINE_S:.0f} s"
-        finally:
-            running.cancel()
-            parts.admission.end(principal)
 
     async def _abort(self, message: lifecycle_pb2.AbortRequest, caller: Caller) -> lifecycle_pb2.AbortResponse:
         status = lifecycle_pb2.ABORT_STATUS_ABORTED
@@ -193,43 +163,3 @@ def _unary(answer: Callable[[Any, Caller], Awaitable[Any]]) -> Method:
 
 async def _no_lora(message: Any, caller: Caller) -> Any:
     raise unsupported("LoRA adapters are not served")
-
-
-class _Probe:
-    """A sink; `done` says why it failed, or nothing."""
-
-    def __init__(self) -> None:
-        self.done: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    def started(self, cached_tokens: int) -> None:
-        """Only its token counts."""
-
-    def tokens(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
-        self._settle("")
-
-    def finished(self, reason: FinishReason, usage: Usage) -> None:
-        self._settle("" if usage.completion_tokens else "it ended without a token")
-
-    def failed(self, error: EdgeError) -> None:
-        self._settle(error.message)
-
-    def _settle(self, why: str) -> None:
-        if not self.done.done():
-            self.done.set_result(why)
-
-
-def _probing_turn(model: str, caller: Caller) -> Turn:
-    """One token, of a conversation and a cache of its own."""
-    own = secrets.token_hex(16)
-    return Turn(
-        turn_id=TurnId(own),
-        model=model,
-        token_ids=pack([0]),
-        sampling=SamplingOptions(temperature=0.0),
-        stops=StopOptions(1),
-        principal=caller.principal,
-        tenant_tag=caller.identified.tenant_tag,
-        lineage=Lineage(ConversationKey(own), FamilyKey(own)),
-        cache_salt=own.encode(),
-        bypass_prefix_cache=True,
-    )
