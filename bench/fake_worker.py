@@ -24,7 +24,7 @@ from openengine.v1 import service_pb2_grpc
 
 OPTIONS = (
     ("grpc.max_receive_message_length", 64 << 20),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.so_reuseport", 0),
 )
 

@@ -38,7 +38,7 @@ def make_server(limits: Limits) -> grpc.aio.Server:
             ("grpc.server_handshake_timeout_ms", 10_000),
             ("grpc.keepalive_time_ms", 30_000),
             ("grpc.keepalive_timeout_ms", 10_000),
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.server_handshake_timeout_ms", round(limits.header_timeout_s * 1000)),
             ("grpc.so_reuseport", 0),

@@ -45,7 +45,7 @@ class GrpcHint:
     def sign(self, key: bytes) -> str:
         """Raises AffinityError."""
         if not self.conversation.strip():
-            raise AffinityError("no conversation", "a parent needs a conversation that it is the parent of")
+            raise AffinityError("no conversation", "extra.conversation_id is missing: a parent needs a child")
         if not self.parent or self.parent != self.parent.strip():
             raise AffinityError("untrimmed parent", f"{ID_KEY} is blank, or has blanks around it")
         members = {
