@@ -58,7 +58,8 @@ class Listen(Section):
 
 
 class SchedulerSettings(Section):
-    """`max_num_tokens` bounds the new tokens of one step, so the length of a prefill chunk."""
+    """`max_num_tokens` bounds the new tokens of one step, so the length of a prefill chunk. Of `max_queued_requests` a
+    tenant alone may have four fifths, so that there is room for others."""
 
     max_batch_size: Annotated[int, Field(ge=1, le=4096)] = 64
     max_num_tokens: Annotated[int, Field(ge=1)] = 2048
