@@ -80,14 +80,14 @@ def token(
     headers: Mapping[str, object] | None = None,
     **claims: object,
 ) -> str:
-    """Of ann of acme, with the scope affinity, for a minute; a claim that is None is left out."""
+    """Of ann of acme, with the scope affinity, for ten minutes; a claim that is None is left out."""
     given: dict[str, object] = {
         "iss": ISSUER,
         "aud": AUDIENCE,
         "sub": "ann",
         "tenant": "acme",
         "scope": "affinity",
-        "exp": time.time() + 60,
+        "exp": time.time() + 600,
     }
     stated = {name: value for name, value in (given | claims).items() if value is not None}
     key = SECRET if kind.startswith("HS") else private_key(kind, number)
