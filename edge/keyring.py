@@ -122,6 +122,9 @@ class Keyring:
             with path.open("rb") as file:
                 mode = os.fstat(file.fileno()).st_mode
                 data = file.read()
+        except FileNotFoundError as error:
+            message = f"There is no key file {path}: `kinroute keys init` makes it, or the first `kinroute up` its own."
+            raise KeyringError(message) from error
         except OSError as error:
             raise KeyringError(f"The key file {path} cannot be read: {error.strerror}.") from error
         if stat.S_IMODE(mode) & 0o077:

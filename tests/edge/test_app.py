@@ -248,7 +248,7 @@ def test_callers_are_served_over_tls(tmp_path: Path, workers: tuple[str, str]) -
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"keys_file": "/nothing/keys.json"}, "The key file /nothing/keys.json cannot be read"),
+        ({"keys_file": "/nothing/keys.json"}, "There is no key file /nothing/keys.json"),
         ({"model": {"name": "tiny", "path": "/nothing"}}, "/nothing is not a folder"),
         (
             {
