@@ -78,6 +78,7 @@ def test_finished_subagent_demotion_is_rank_deterministic(
 
         ask(edge, "parent", [*parent[:-1], *blocks(120, 2), 3])
 
+        until(lambda: family(running)["parent"]["state"] == "idle")
         told = family(running)
         assert {name: told[name]["state"] for name in ("parent", "one", "two")} == {
             "parent": "idle",
