@@ -14,8 +14,8 @@ from edge.core.types import Principal
 from edge.identity import Seek, seek_nowhere
 from edge.jwks import MIN_INTERVAL_S, Jwks
 from edge.key_watch import WatchedFile
-from edge.settings import Jwt
 from edge.token_keys import jwt_rules, key_file, read_key_file
+from edge.trust_settings import Jwt
 
 
 class Authentication:

@@ -32,6 +32,9 @@ async def seek_nowhere(kid: str) -> bool:
     return False
 
 
+NO_SCOPE = "no scope operator"
+
+
 class Identities:
     """Authenticates requests and reads their lineage. Raises EdgeError; never says why a credential failed."""
 
@@ -72,8 +75,8 @@ class Identities:
         caller = await self.identify(raw)
         principal = caller.principal
         if not principal.may(Scope.OPERATOR):
-            self._audit.refused("control", "no_scope", tenant=principal.tenant, key_id=principal.key_id)
-            raise EdgeError(Code.FORBIDDEN, "This needs the scope `operator`.", reason="no_scope")
+            self._audit.refused("control", NO_SCOPE, tenant=principal.tenant, key_id=principal.key_id)
+            raise EdgeError(Code.FORBIDDEN, "This needs the scope `operator`.", reason=NO_SCOPE)
         return caller
 
     def lineage(

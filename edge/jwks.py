@@ -84,10 +84,12 @@ class Jwks:
     async def seek(self, kid: str) -> bool:
         """Wait for a fetch that shows the key `kid`, or does not; False: no key is new.
 
-        Raises EdgeError where there are no keys at all: then no token can be judged.
+        Raises EdgeError where the token cannot be judged now: there are no keys at all, or too many wait already.
         """
         before = self._keys
-        if kid not in self._absent and self._waiting < MAX_WAITING:
+        if kid not in self._absent:
+            if self._waiting >= MAX_WAITING:
+                raise self._not_now("too many unknown keys")
             sought = self._sought.get(kid)
             if sought is None:
                 sought = self._sought[kid] = asyncio.get_running_loop().create_future()
@@ -99,14 +101,12 @@ class Jwks:
             finally:
                 self._waiting -= 1
         if not self._keys.keys:
-            raise EdgeError(
-                Code.OVERLOADED,
-                "Tokens cannot be checked now: their issuer does not answer.",
-                retryable=True,
-                retry_after_s=self._min_interval_s,
-                reason="no keys",
-            )
+            raise self._not_now("no keys")
         return self._keys is not before
+
+    def _not_now(self, reason: str) -> EdgeError:
+        message = "Tokens of this key cannot be checked now."
+        return EdgeError(Code.OVERLOADED, message, retryable=True, retry_after_s=self._min_interval_s, reason=reason)
 
     async def _refresh(self, client: httpx.AsyncClient) -> None:
         try:

@@ -127,9 +127,11 @@ class Keyring:
             raise KeyringError(message) from error
         except OSError as error:
             raise KeyringError(f"The key file {path} cannot be read: {error.strerror}.") from error
-        if stat.S_IMODE(mode) & 0o077:
+        # A group may read: that is how a mounted secret reaches a program that is not root.
+        if stat.S_IMODE(mode) & 0o027:
             raise KeyringError(
-                f"The key file {path} can be read by others: run chmod 600 {path}, and replace its keys."
+                f"The key file {path} can be read by everybody, or written by a group: run chmod 600 {path}, and "
+                "replace its keys."
             )
         try:
             content = msgspec.json.decode(data, type=KeyFile)

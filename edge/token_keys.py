@@ -9,7 +9,7 @@ from edge.core.claims import ClaimRules
 from edge.core.jwt_keys import KeysError, KeySet, jwks_keys, pem_keys, secret_keys
 from edge.core.jwt_rules import JwtRules
 from edge.core.types import Scope
-from edge.settings import Jwt
+from edge.trust_settings import Jwt
 
 SECRET_ALGORITHMS = ("HS256",)
 

@@ -49,8 +49,11 @@ def read_keys(file: Path) -> list[Key]:
 def warnings_of(file: Path) -> list[str]:
     """What an operator should know of `file`, in which keys were found."""
     found = []
-    if stat.S_IMODE(file.stat().st_mode) & 0o077:
-        found.append(f"keys_file is {str(file)!r}, which others can read: whoever has its keys may be an edge")
+    if stat.S_IMODE(file.stat().st_mode) & 0o027:
+        found.append(
+            f"keys_file is {str(file)!r}, which everybody can read, or a group write: whoever has its keys may be an "
+            "edge"
+        )
     others = sorted(set(msgspec.json.decode(file.read_bytes(), type=dict[str, msgspec.Raw])) - {"envelope_keys"})
     if others:
         found.append(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 
@@ -16,6 +17,8 @@ MAX_CREDENTIAL_BYTES = 8192
 MAX_SEEN = 16_384
 REFUSED = "No valid credential: send an API key or a token as Authorization: Bearer KEY."
 _FIND_BY_CHARS = 8
+_JWT = re.compile(r"[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*")
+"""Without padding, as RFC 7515 has it: a second spelling would be a second token for one statement."""
 
 
 class UnknownKeyId(EdgeError):
@@ -76,8 +79,8 @@ class Authenticator:
         principal = self._by_api_key(credential, now_s)
         if principal is not None:
             return principal
-        if self._jwt_rules is None or credential.count(".") != 2:
-            raise _refused("unknown key")
+        if self._jwt_rules is None or not _JWT.fullmatch(credential):
+            raise _refused("malformed" if credential.count(".") == 2 else "unknown key")
         return self._by_token(credential, self._jwt_rules, now_s)
 
     def _by_api_key(self, api_key: str, now_s: float) -> Principal | None:

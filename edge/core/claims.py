@@ -71,7 +71,7 @@ def _at(claims: Mapping[str, Any], path: str) -> object:
 
 
 def _name(value: object, path: str) -> str:
-    if not isinstance(value, str) or not value or not value.isprintable():
+    if not isinstance(value, str) or not value or value != value.strip() or not value.isprintable():
         raise ClaimError(path)
     if len(value.encode(errors="surrogatepass")) > MAX_NAME_BYTES:
         raise ClaimError(path)

@@ -25,12 +25,11 @@ from edge.core.errors import Code, EdgeError
 from edge.core.types import Principal, Scope
 from edge.grpc.errors import invalid, retry_metadata, status_of
 from edge.http.limit_headers import limit_headers
-from edge.identity import Identified, Identities
+from edge.identity import NO_SCOPE, Identified, Identities
 from edge.settings import Limits
 from enginelink.openengine_metadata import MetadataError, RequestMetadata, read_metadata
 
 Context: TypeAlias = grpc.aio.ServicerContext[bytes, bytes]
-NO_SCOPE = "no_scope"
 Pairs: TypeAlias = Sequence[tuple[str, str | bytes]]
 log = structlog.get_logger()
 

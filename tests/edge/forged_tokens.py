@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import jwt
 
-from edge.settings import Jwt
+from edge.trust_settings import Jwt
 from tests.edge.issuer import AUDIENCE, FAMILIES, ISSUER, algorithm_of, jwk, pem, private_key, raw_token, token
 
 ASYMMETRIC = tuple(sorted({algorithm_of(kind) for kind in FAMILIES}))

@@ -92,7 +92,7 @@ async def test_links_are_followed_as_mounted_secrets_are_swapped(tmp_path: Path)
 
 
 def test_who_makes_it_learns_what_is_wrong_with_the_file(tmp_path: Path) -> None:
-    with pytest.raises(KeyringError, match="cannot be read"):
+    with pytest.raises(KeyringError, match="There is no key file"):
         WatchedFile(tmp_path / "none", lambda: Keyring.load(tmp_path / "none"))
 
 

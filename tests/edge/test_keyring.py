@@ -102,8 +102,15 @@ def test_worker_keys_are_replaced_whole(path: Path, tmp_path: Path) -> None:
     assert mode(theirs) == 0o600
 
 
-@pytest.mark.parametrize("bits", [0o640, 0o604, 0o660])
-def test_a_file_that_others_can_read_is_refused(path: Path, bits: int) -> None:
+def test_a_group_may_read_a_file_since_a_mounted_secret_has_one(path: Path) -> None:
+    made = Keyring.open(path)
+    path.chmod(0o440)
+
+    assert Keyring.load(path).id_key == made.id_key
+
+
+@pytest.mark.parametrize("bits", [0o604, 0o660, 0o602])
+def test_a_file_that_everybody_can_read_or_a_group_write_is_refused(path: Path, bits: int) -> None:
     Keyring.open(path)
     path.chmod(bits)
 

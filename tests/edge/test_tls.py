@@ -187,7 +187,7 @@ def test_off_loopback_the_admin_listener_asks_for_the_scope_operator_but_for_pro
             headers = {"x-api-key": key} if key else {}
             assert httpx.get(edge.admin_url + CONTROL, headers=headers, timeout=20.0).status_code == status
         refused = edge.admin("/metrics").text
-        assert 'kinroute_edge_refused_total{reason="no_scope",what="control"} 1.0' in refused
+        assert 'kinroute_edge_refused_total{reason="no scope operator",what="control"} 1.0' in refused
 
 
 def test_over_tls_a_certificate_makes_an_operator_and_probes_need_none(

@@ -21,10 +21,11 @@ def test_a_file_of_envelope_keys_that_nobody_else_reads_is_as_it_should_be(tmp_p
     assert warnings_of(key_file(tmp_path, 0o600)) == []
 
 
-def test_a_file_that_others_can_read_is_warned_of(tmp_path: Path) -> None:
-    (warning,) = warnings_of(key_file(tmp_path, 0o640))
+def test_a_file_that_everybody_can_read_is_warned_of(tmp_path: Path) -> None:
+    (warning,) = warnings_of(key_file(tmp_path, 0o604))
 
-    assert "others can read" in warning
+    assert "everybody can read" in warning
+    assert warnings_of(key_file(tmp_path, 0o440)) == []
 
 
 def test_an_edges_file_is_warned_of_by_the_names_of_what_a_worker_must_not_have(tmp_path: Path) -> None:

@@ -131,6 +131,11 @@ def test_tokens_are_forgotten_when_the_keys_change_and_not_when_they_are_the_sam
         by_bearer(gate, credential)
 
 
+@pytest.mark.parametrize("padding", ["=", "=="])
+def test_a_token_has_one_spelling(padding: str) -> None:
+    assert refuses(authenticator(), f"Bearer {token()}{padding}") == "malformed"
+
+
 def without(claim: str) -> str:
     claims = {"sub": "bob", "exp": NOW_S + 60}
     del claims[claim]

@@ -36,9 +36,10 @@ from edge.http.recent import RecentRequests
 from edge.http.route import Parts
 from edge.identity import Identities
 from edge.legs import LegListener, LegOrder
-from edge.settings import Jwt, Limits
+from edge.settings import Limits
 from edge.telemetry import Metrics
 from edge.tokenizing.model import TextModel
+from edge.trust_settings import Jwt
 from enginelink.envelope import Key
 from openengine.v1 import generation_pb2, kv_pb2, service_pb2_grpc
 from tests.edge.core.lineages import make_lineages

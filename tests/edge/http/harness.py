@@ -39,9 +39,10 @@ from edge.identity import Identities
 from edge.legs import LegListener, LegOrder
 from edge.limit_metrics import LimitMetrics
 from edge.serving import Server, bind, bound_address
-from edge.settings import Jwt, Limits
+from edge.settings import Limits
 from edge.telemetry import Metrics
 from edge.tokenizing.model import TextModel
+from edge.trust_settings import Jwt
 from tests.edge.core.lineages import make_lineages
 
 KEY = "kr-test"

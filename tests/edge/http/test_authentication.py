@@ -18,7 +18,7 @@ import pytest
 
 from bench.certificates import Authority
 from edge.core.types import Scope
-from edge.settings import Claims, Jwt
+from edge.trust_settings import Claims, Jwt
 from tests.edge.forged_tokens import by_url, forgeries
 from tests.edge.http.harness import Served, served
 from tests.edge.issuer import (
@@ -162,7 +162,8 @@ def test_many_unknown_key_ids_are_one_fetch_in_an_interval_and_hold_nobody_up(te
         for thread in flood:
             thread.join(WAIT_S)
 
-        assert statuses == [401] * 80
+        assert set(statuses) <= {401, 503}, "some wait for the next fetch, further ones are told to come again"
+        assert statuses.count(401) >= 64
         assert len(keys.asked) <= 2 + (time.monotonic() - began_s) / 2.0
 
 
