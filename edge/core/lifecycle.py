@@ -236,7 +236,9 @@ class RequestLife:
         self._failed.append(leg.worker)
         if self.max_tokens is not None and len(self.sent) >= self.max_tokens:
             return self._finish(FinishReason.LENGTH)
-        if not event.retryable or leg.kind in self._retries or len(self._retries) >= MAX_RETRIES:
+        # Where its pages are gone, a leg would fail again; the turn need not.
+        is_retryable = event.retryable or event.error.code is Code.KV_SESSION_NOT_FOUND
+        if not is_retryable or leg.kind in self._retries or len(self._retries) >= MAX_RETRIES:
             return self._fail(event.error)
         self._retries.add(leg.kind)
         return self._again(leg)

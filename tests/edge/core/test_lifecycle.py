@@ -146,6 +146,14 @@ def test_a_reference_that_fails_twice_is_not_tried_a_third_time(pin: tuple[Event
     assert life.feed(lost(5))[-1] == TellFailed(LOST)
 
 
+def test_a_turn_whose_reference_no_worker_takes_is_prefilled_again() -> None:
+    gone = EdgeError(Code.KV_SESSION_NOT_FOUND, "The pages of this prefill are gone.")
+    life = make_life(*MOVING, LegFailed(2, gone, retryable=False), Placed(None, D2))
+
+    assert life.feed(LegFailed(3, gone, retryable=False))[-1] == Place((D, D2))
+    assert life.feed(Placed(C, D)) == [SubmitLeg(4, Phase.CONTEXT, C, resumed=(10,))]
+
+
 def test_pages_lost_while_a_worker_is_sought_leave_it_to_that_worker_alone() -> None:
     life = make_life(*MOVING, lost(2))
 
