@@ -21,6 +21,8 @@ from kinroute.problem import Problem
 SIGN_FROM_IN_S = 300.0
 MARGIN_S = 60.0
 """For clocks that differ, and edges that read the file late."""
+READ_S = 10.0
+"""By then every edge has read a file that changed."""
 
 
 def init(file: Path) -> int:
@@ -55,13 +57,20 @@ def rotate(file: Path, *, sign_from_in_s: float, worker_file: Path | None) -> in
 
 
 def rotated(keys: tuple[SigningKey, ...], now_s: float, sign_from_in_s: float, life_s: float) -> tuple[SigningKey, ...]:
-    """With a new key. `life_s`: how long what was signed is believed, leeway included. Who is retired is dropped."""
-    sign_from_s = math.ceil(now_s + sign_from_in_s)
+    """With a new key. `life_s`: how long what was signed is believed, leeway included.
+
+    Who is retired is dropped, and who would begin after the new key: it signed nothing, and is not to sign beyond its
+    end.
+    """
+    alive = [key for key in keys if key.retire_at is None or now_s < key.retire_at]
+    # An edge that has not read the file again may yet begin with these.
+    begun_s = [key.sign_from for key in alive if key.sign_from <= now_s + READ_S]
+    sign_from_s = max(math.ceil(now_s + sign_from_in_s), math.floor(max(begun_s, default=0.0)) + 1)
     retire_s = sign_from_s + life_s + MARGIN_S
     kept = [
         msgspec.structs.replace(key, retire_at=retire_s if key.retire_at is None else min(key.retire_at, retire_s))
-        for key in keys
-        if key.retire_at is None or now_s < key.retire_at
+        for key in alive
+        if key.sign_from < sign_from_s
     ]
     return (*kept, new_signing_key(sign_from_s))
 

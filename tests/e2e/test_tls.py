@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import ssl
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +20,9 @@ from openengine.v1 import generation_pb2, kv_pb2, lifecycle_pb2, service_pb2_grp
 from tests.e2e.system import Part, System
 from tests.tiny_models import make_tiny_model
 from tests.worker.clients import generate_request, session_of, status_of, token_ids
+from worker.core.handoff import SessionRef
+from worker.keys import WorkerKeys
+from worker.session_proofs import SessionProofs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 PROMPT = list(range(10, 73))
@@ -100,9 +105,10 @@ def test_pages_that_travel_over_tls_continue_token_for_token(secured: Secured) -
             return list(stub.Generate(generate_request(PROMPT, 8, **fields), timeout=DEADLINE_S))
 
         ready = answer(context, extra={"request_type": "context_only"})
-        session = kv_pb2.KvSessionRef.FromString(session_of(ready).SerializeToString())
         # As if they were on two hosts.
-        session.attributes_struct.fields["kinroute"].struct_value.update({"host_key": ""})
+        given = dataclasses.replace(SessionRef.read(session_of(ready)), host_key="", proof="")
+        fleets = SessionProofs(WorkerKeys(secured.system.keyring.path.with_name("worker-keys.json")), life_s=60.0)
+        session = kv_pb2.KvSessionRef.FromString(fleets.proven(given, time.time()).encode())
         moved = answer(generation, kv=generation_pb2.KvOptions(session=session))
         alone = answer(generation, kv=generation_pb2.KvOptions(bypass_prefix_cache=True))
 

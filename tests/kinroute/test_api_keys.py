@@ -155,4 +155,4 @@ def test_commands_at_the_same_time_lose_no_key(file: Path) -> None:
 def test_without_a_key_file_the_command_says_which(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for arguments in (["list"], ["create", "--subject", "ann"]):
         assert main(["key", *arguments, "--keys-file", str(tmp_path / "none.json")]) == 1
-        assert f"{tmp_path / 'none.json'} cannot be read" in capsys.readouterr().err
+        assert f"There is no key file {tmp_path / 'none.json'}" in capsys.readouterr().err
