@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import ssl
@@ -59,10 +60,13 @@ class Edge:
     url: str
     admin: str
     key: str
+    clients: contextlib.ExitStack
     grpc: str = ""
 
     def openai(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0)
+        """Closed with the edge."""
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key=self.key, max_retries=0)
+        return self.clients.enter_context(client)
 
     def settled_leaks(self) -> dict[str, int]:
         end_s = time.monotonic() + 5.0
@@ -94,9 +98,9 @@ def edge_of(folder: Path, context: list[str], generation: list[str], **more: Any
         listening = heard(process)
         assert listening["event"] == "listening"
         key = Keyring.load(folder / "keys.json").local_key
-        yield Edge(
-            process, f"http://{listening['http']}", f"http://{listening['admin']}", key, listening.get("grpc", "")
-        )
+        http, admin = (f"http://{listening[name]}" for name in ("http", "admin"))
+        with contextlib.ExitStack() as clients:
+            yield Edge(process, http, admin, key, clients, listening.get("grpc", ""))
 
 
 @pytest.fixture(scope="module")

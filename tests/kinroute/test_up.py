@@ -122,14 +122,13 @@ def test_it_serves_the_embedded_model_refuses_a_second_start_plays_the_demo_and_
     home: Home, running: tuple[subprocess.Popen[str], str]
 ) -> None:
     process, greeting = running
-    client = openai.OpenAI(base_url=f"http://127.0.0.1:{home.port}/v1", api_key=key_in(greeting), max_retries=0)
-
-    answer = client.chat.completions.create(
-        model="smollm2-135m-instruct",
-        messages=[{"role": "user", "content": "What is the capital of France? One word."}],
-        max_tokens=8,
-        temperature=0,
-    )
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{home.port}/v1", api_key=key_in(greeting), max_retries=0) as client:
+        answer = client.chat.completions.create(
+            model="smollm2-135m-instruct",
+            messages=[{"role": "user", "content": "What is the capital of France? One word."}],
+            max_tokens=8,
+            temperature=0,
+        )
     assert "Paris" in (answer.choices[0].message.content or "")
 
     grpc_address = re.search(r"OpenEngine \(gRPC\) is served at (\S+)", greeting)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
 import json
@@ -156,12 +157,13 @@ class ScriptedWorker:
 
 @dataclass(frozen=True)
 class Served:
-    """The running application."""
+    """The running application. `clients`: closed with it; a client that is only dropped leaves its socket to chance."""
 
     worker: ScriptedWorker
     driver: Driver
     url: str
     admin_url: str
+    clients: contextlib.ExitStack
 
     @property
     def address(self) -> tuple[str, int]:
@@ -169,10 +171,10 @@ class Served:
         return host, int(port)
 
     def openai(self, key: str = KEY) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0)
+        return self.clients.enter_context(openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0))
 
     def anthropic(self) -> anthropic.Anthropic:
-        return anthropic.Anthropic(base_url=self.url, api_key=KEY, max_retries=0)
+        return self.clients.enter_context(anthropic.Anthropic(base_url=self.url, api_key=KEY, max_retries=0))
 
     def client(self, key: str = KEY) -> httpx.Client:
         return httpx.Client(base_url=self.url, headers={"authorization": f"Bearer {key}"}, timeout=20.0)
@@ -263,7 +265,8 @@ def served(
     try:
         url = f"{'https' if tls else 'http'}://{bound_address(http_socket)}"
         admin_url = f"{'https' if admin_tls else 'http'}://{bound_address(admin_socket)}"
-        yield Served(worker, driver, url, admin_url)
+        with contextlib.ExitStack() as clients:
+            yield Served(worker, driver, url, admin_url, clients)
     finally:
         http.should_exit = admin.should_exit = True
         thread.join(20.0)
