@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from google.protobuf import struct_pb2
 
 from enginelink import envelope, trtllm_affinity
-from enginelink.generate_rules import MAX_TOP_LOGPROBS
+from enginelink.advertised import (
+    ENGINE_NAME,
+    SCHEMA_RELEASE,
+    SCHEMA_REVISION,
+    TRANSFER_BACKEND,
+    generation_capabilities,
+)
 from openengine.v1 import kv_pb2, model_pb2, server_pb2
 from worker.intake import Served
 from worker.settings import WorkerSettings
 
-ENGINE_NAME = "kinroute"
-SCHEMA_RELEASE = "v0.1.0"
-SCHEMA_REVISION = 1
-TRANSFER_BACKEND = "kinroute"
 TRANSFER_PROTOCOL = "kinroute-tcp"
 ROLES = {
     "context": server_pb2.ENGINE_ROLE_PREFILL,
@@ -75,20 +77,7 @@ def model_info(settings: WorkerSettings, served: Served, *, reads_text: bool) ->
         max_output_tokens=served.max_context_length - 1,
         supports_text_input=reads_text,
         supports_token_ids_input=True,
-        generation=model_pb2.GenerationCapabilities(
-            prompt_logprobs=model_pb2.LogprobCapabilities(supported=False),
-            output_logprobs=model_pb2.LogprobCapabilities(
-                supported=True,
-                candidate_selection_modes=[model_pb2.CANDIDATE_TOKEN_SELECTION_MODE_TOP_N],
-                max_top_n=MAX_TOP_LOGPROBS,
-            ),
-            guided_decoding=model_pb2.GuidedDecodingCapabilities(supported=False),
-            max_num_sequences=1,
-            supports_priority=False,
-            supports_stop_in_output=False,
-            supports_cache_salt=True,
-            supports_prefix_cache_bypass=True,
-        ),
+        generation=generation_capabilities(1),
         supports_lora=False,
         supports_multimodal=False,
     )

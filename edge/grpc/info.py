@@ -9,14 +9,15 @@ from google.protobuf import struct_pb2
 
 from edge.core.fleet import Fleet, Worker
 from edge.http.models import ServedModel
-from enginelink.generate_rules import MAX_TOP_LOGPROBS
-from enginelink.trtllm_affinity import CAPABILITY
+from enginelink import envelope, trtllm_affinity
+from enginelink.advertised import (
+    ENGINE_NAME,
+    SCHEMA_RELEASE,
+    SCHEMA_REVISION,
+    TRANSFER_BACKEND,
+    generation_capabilities,
+)
 from openengine.v1 import kv_pb2, model_pb2, server_pb2
-
-ENGINE_NAME = "kinroute"
-SCHEMA_REVISION = 1
-SCHEMA_RELEASE = "v0.1.0"
-TRANSFER_BACKEND = "kinroute"
 
 
 def server_info(
@@ -24,7 +25,13 @@ def server_info(
 ) -> server_pb2.ServerInfo:
     """One engine to its callers, whatever stands behind it; what a single worker is, stays the operator's affair."""
     extra = struct_pb2.Struct()
-    extra.update({CAPABILITY: takes_signed_hints, "kinroute_lineage": True, "kinroute_sealed_sessions": True})
+    extra.update(
+        {
+            trtllm_affinity.CAPABILITY: takes_signed_hints,
+            envelope.CAPABILITY: True,
+            "kinroute_sealed_sessions": True,
+        }
+    )
     blocks = {worker.tokens_per_block for worker in fleet.workers.values() if worker.ready}
     return server_pb2.ServerInfo(
         engine_name=ENGINE_NAME,
@@ -61,20 +68,7 @@ def model_info(model: ServedModel, *, max_context_length: int, max_outputs: int)
         max_output_tokens=max_context_length - 1 if max_context_length else None,
         supports_text_input=True,
         supports_token_ids_input=True,
-        generation=model_pb2.GenerationCapabilities(
-            prompt_logprobs=model_pb2.LogprobCapabilities(supported=False),
-            output_logprobs=model_pb2.LogprobCapabilities(
-                supported=True,
-                candidate_selection_modes=[model_pb2.CANDIDATE_TOKEN_SELECTION_MODE_TOP_N],
-                max_top_n=MAX_TOP_LOGPROBS,
-            ),
-            guided_decoding=model_pb2.GuidedDecodingCapabilities(supported=False),
-            max_num_sequences=max_outputs,
-            supports_priority=False,
-            supports_stop_in_output=False,
-            supports_cache_salt=True,
-            supports_prefix_cache_bypass=True,
-        ),
+        generation=generation_capabilities(max_outputs),
         supports_lora=False,
         supports_multimodal=False,
     )
