@@ -111,7 +111,8 @@ class Limits(Section):
     one conversation in that time. `lineage_depth`: how far a child may be from its root.
     `tenant_max_retention_priority`: what a request that asks for more for its blocks gets.
     `tenant_max_retention_duration_ms`: how long a priority above the default may hold; without it durations are not
-    taken, and what is asked holds for ever.
+    taken, and what is asked holds for ever. `tenant_bypass_prefix_cache`: whether a request may have its prompt
+    computed as if nothing were cached; where not, it is served from the cache.
     """
 
     connections: Count = 16_384
@@ -137,6 +138,7 @@ class Limits(Section):
     lineage_depth: Count = 16
     tenant_max_retention_priority: Annotated[int, Field(ge=0, le=MAX_PRIORITY)] = DEFAULT_PRIORITY
     tenant_max_retention_duration_ms: Annotated[int, Field(ge=1, le=MAX_DURATION_MS)] | None = None
+    tenant_bypass_prefix_cache: bool = True
 
 
 class Log(Section):

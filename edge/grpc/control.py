@@ -71,6 +71,7 @@ class Control:
             self._parts.catalogue.find(message.model),
             max_context_length=self._parts.driver.max_context_length,
             max_outputs=self._parts.limits.choices,
+            bypasses_prefix_cache=self._parts.limits.tenant_bypass_prefix_cache,
         )
 
     async def _load(self, message: server_pb2.GetLoadRequest, caller: Caller) -> server_pb2.LoadInfo:

@@ -165,7 +165,7 @@ class Inference:
             traceparent=trace(headers, "traceparent"),
             tracestate=trace(headers, "tracestate"),
             retention=asked.retention,
-            bypass_prefix_cache=asked.bypass_prefix_cache,
+            bypass_prefix_cache=asked.bypass_prefix_cache and self._parts.limits.tenant_bypass_prefix_cache,
         )
 
     def _opened(self, asked: Asked, caller: Caller) -> Opened | None:

@@ -58,7 +58,9 @@ def server_info(
     )
 
 
-def model_info(model: ServedModel, *, max_context_length: int, max_outputs: int) -> model_pb2.ModelInfo:
+def model_info(
+    model: ServedModel, *, max_context_length: int, max_outputs: int, bypasses_prefix_cache: bool
+) -> model_pb2.ModelInfo:
     """Without lengths while no worker is ready."""
     return model_pb2.ModelInfo(
         model_id=model.name,
@@ -68,7 +70,7 @@ def model_info(model: ServedModel, *, max_context_length: int, max_outputs: int)
         max_output_tokens=max_context_length - 1 if max_context_length else None,
         supports_text_input=True,
         supports_token_ids_input=True,
-        generation=generation_capabilities(max_outputs),
+        generation=generation_capabilities(max_outputs, bypasses_prefix_cache=bypasses_prefix_cache),
         supports_lora=False,
         supports_multimodal=False,
     )

@@ -11,7 +11,9 @@ SCHEMA_RELEASE = "v0.1.0"
 TRANSFER_BACKEND = "kinroute"
 
 
-def generation_capabilities(max_num_sequences: int) -> model_pb2.GenerationCapabilities:
+def generation_capabilities(
+    max_num_sequences: int, *, bypasses_prefix_cache: bool = True
+) -> model_pb2.GenerationCapabilities:
     return model_pb2.GenerationCapabilities(
         prompt_logprobs=model_pb2.LogprobCapabilities(supported=False),
         output_logprobs=model_pb2.LogprobCapabilities(
@@ -24,5 +26,5 @@ def generation_capabilities(max_num_sequences: int) -> model_pb2.GenerationCapab
         supports_priority=False,
         supports_stop_in_output=False,
         supports_cache_salt=True,
-        supports_prefix_cache_bypass=True,
+        supports_prefix_cache_bypass=bypasses_prefix_cache,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -13,9 +14,10 @@ from google.protobuf.descriptor import Descriptor
 
 from edge.core.life_events import Phase
 from edge.legs import LegOrder
+from edge.settings import Limits
 from enginelink.retention import TokenRange
 from openengine.v1 import generation_pb2, model_pb2, service_pb2
-from tests.edge.grpc.harness import Client, FrontEnd, request, text_of
+from tests.edge.grpc.harness import Client, FrontEnd, front_end, request, text_of
 from tests.edge.http.harness import MODEL
 
 INVALID, UNIMPLEMENTED = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNIMPLEMENTED
@@ -293,3 +295,14 @@ def test_absent_options_are_the_protocols_defaults(edge: FrontEnd, client: Clien
     assert (order.sampling.temperature, order.sampling.top_p, order.sampling.seed) == (1.0, 1.0, None)
     assert order.sampling.logprobs is None
     assert not order.bypass_prefix_cache
+
+
+def test_where_no_tenant_may_bypass_the_cache_it_is_used_and_that_is_advertised(text_folder: Path) -> None:
+    with front_end(text_folder, limits=Limits(tenant_bypass_prefix_cache=False)) as edge, edge.client() as client:
+        client.answer(request(kv={"bypass_prefix_cache": True}))
+        can = client.ask("GetModelInfo", model_pb2.GetModelInfoRequest(model=MODEL)).generation
+
+    (order,) = edge.worker.orders
+    assert not order.bypass_prefix_cache
+    assert can.HasField("supports_prefix_cache_bypass")
+    assert not can.supports_prefix_cache_bypass
