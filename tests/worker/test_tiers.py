@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from openengine.v1 import generation_pb2
@@ -100,10 +102,19 @@ def test_requests_that_run_beside_each_other_get_the_same_answers_too(running: R
     running.wait_clean()
 
 
+def disk_file(rank: psutil.Process) -> Path:
+    """The open file of its disk tier. Descriptors come and go meanwhile."""
+    for fd in os.listdir(f"/proc/{rank.pid}/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            file = Path(f"/proc/{rank.pid}/fd/{fd}")
+            if ".kinroute-pages-" in os.readlink(file):
+                return file
+    raise AssertionError(f"process {rank.pid} has no disk tier open")
+
+
 def test_the_disk_file_belongs_to_its_rank_alone_and_has_no_name(running: Running) -> None:
     for rank in running.ranks():
-        files = [Path(f"/proc/{rank.pid}/fd/{fd}") for fd in os.listdir(f"/proc/{rank.pid}/fd")]
-        (tier,) = [file for file in files if ".kinroute-pages-" in os.readlink(file)]
+        tier = disk_file(rank)
 
         assert tier.stat().st_mode & 0o777 == 0o600
         assert tier.stat().st_nlink == 0
@@ -115,12 +126,8 @@ def test_a_page_that_one_rank_reads_wrong_is_computed_again_and_the_answer_is_ri
     expected = [ask(running, prompt, bypass=True).tokens for prompt in asked]
     for prompt in asked:
         ask(running, prompt)
-    rank = running.ranks()[-1]
-    for fd in os.listdir(f"/proc/{rank.pid}/fd"):
-        file = Path(f"/proc/{rank.pid}/fd/{fd}")
-        if ".kinroute-pages-" in os.readlink(file):
-            with file.open("r+b") as disk:
-                disk.write(b"\xa5" * os.fstat(disk.fileno()).st_size)
+    with disk_file(running.ranks()[-1]).open("r+b") as disk:
+        disk.write(b"\xa5" * os.fstat(disk.fileno()).st_size)
 
     answers = [ask(running, prompt) for _ in range(2) for prompt in asked]
 
