@@ -6,7 +6,6 @@ in the same place.
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -15,15 +14,16 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from kinroute.replay.checks import fault_of
+from kinroute.replay.faults import TraceError, told
+from kinroute.replay.lines import lines_of
+
+__all__ = ["Session", "TraceError", "TracedRequest", "parse", "read", "tokens_of"]
 Int32s: TypeAlias = npt.NDArray[np.int32]
 Kind: TypeAlias = Literal["root", "sub", "side"]
 Stop: TypeAlias = Literal["tool", "end"]
 MAX_TOKEN = 2**31
 """Token ids are below this."""
-
-
-class TraceError(ValueError):
-    """Raised when a file is no trace; names the line."""
 
 
 class TracedRequest(msgspec.Struct, frozen=True, rename={"t_s": "t", "duration_s": "dur"}):
@@ -90,18 +90,48 @@ class Session(msgspec.Struct, frozen=True):
 
 def read(path: Path) -> list[Session]:
     """Every session of a file. Raises OSError, or TraceError where it holds something else."""
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
-        return list(parse(lines))
+    return list(parse(lines_of(path), path))
 
 
-def parse(lines: Iterable[bytes]) -> Iterator[Session]:
-    decode = msgspec.json.Decoder(Session).decode
-    for number, line in enumerate(lines, 1):
+def parse(lines: Iterable[tuple[int, bytes]], file: Path) -> Iterator[Session]:
+    """The sessions of numbered lines of `file`. Requests are decoded one by one and equal runs are one object, so a
+    file of long sessions needs a few times its size. Raises TraceError.
+    """
+    runs: dict[tuple[int, int], tuple[int, int]] = {}
+    for number, line in lines:
         try:
-            session = decode(line)
-        except msgspec.MsgspecError as problem:
-            raise TraceError(f"line {number} is no session: {problem}") from problem
+            head = _decode_head(line)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
+            raise TraceError(file, number, f"a session ({told(problem)})") from problem
+        requests = tuple(_request(raw, index, file, number, runs) for index, raw in enumerate(head.requests))
+        session = Session(head.session, head.source, head.block_tokens, requests)
+        fault = fault_of(session)
+        if fault is not None:
+            raise TraceError(file, number, fault)
         yield session
+
+
+class _Head(msgspec.Struct):
+    session: str
+    source: str
+    block_tokens: int
+    requests: list[msgspec.Raw]
+
+
+_decode_head = msgspec.json.Decoder(_Head).decode
+_decode_request = msgspec.json.Decoder(TracedRequest).decode
+
+
+def _request(
+    raw: msgspec.Raw, index: int, file: Path, line: int, runs: dict[tuple[int, int], tuple[int, int]]
+) -> TracedRequest:
+    try:
+        request = _decode_request(raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
+        raise TraceError(
+            file, line, f"requests as docs/replay.md has them ({told(problem)}, in request {index + 1})"
+        ) from problem
+    return msgspec.structs.replace(request, blocks=tuple(runs.setdefault(run, run) for run in request.blocks))
 
 
 def tokens_of(blocks: Sequence[tuple[int, int]], block_tokens: int, first_id: int = 0) -> Int32s:

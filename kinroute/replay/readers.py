@@ -1,0 +1,81 @@
+"""Traces of every format that is known, told apart by what is in them. `docs/replay.md` describes them.
+
+FORMATS, by the members of the first JSON object:
+  ours               session, block_tokens, requests
+  kv-cache-tester    id, block_size, requests; a file is one object, or has one on each line
+  Mooncake           timestamp, input_length, output_length, hash_ids
+  AIPerf, Dynamo     the same with session_id
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from kinroute.replay import hash_rows, session_files, traces
+from kinroute.replay.faults import TraceError
+from kinroute.replay.lines import lines_of, whole_text
+from kinroute.replay.traces import Session
+
+SUFFIXES = (".json", ".jsonl", ".gz")
+EXPECTED = (
+    "a trace: sessions of ours (session, block_tokens, requests), a session file of kv-cache-tester (id, block_size, "
+    "requests), or rows of Mooncake, AIPerf or Dynamo (input_length, output_length, hash_ids)"
+)
+
+
+def read_sessions(paths: Sequence[Path], *, block_tokens: int | None = None) -> list[Session]:
+    """Every session of these files, in their order; of a folder, of its files by name.
+
+    `block_tokens`: of formats that do not say it themselves; None is what fits their lengths. Raises OSError, or
+    TraceError with file, line and what was expected there.
+    """
+    return [session for path in paths for file in _files(path) for session in _read(file, block_tokens)]
+
+
+def _files(path: Path) -> Sequence[Path]:
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES and not file.name.startswith("."))
+    if not files:
+        raise TraceError(path, 0, f"files of traces in this folder ({', '.join(SUFFIXES)})")
+    return files
+
+
+def _read(file: Path, block_tokens: int | None) -> Iterable[Session]:
+    lines = lines_of(file)
+    first = next(lines, None)
+    if first is None:
+        raise TraceError(file, 1, "a trace, but the file is blank")
+    number, line = first
+    if line.strip() == b"{":
+        lines.close()
+        return [session_files.parse(whole_text(file), file)]
+    members = _members(file, number, line)
+    everything = itertools.chain([first], lines)
+    if {"requests", "block_tokens"} <= members.keys():
+        return traces.parse(everything, file)
+    if {"requests", "block_size"} <= members.keys():
+        return _session_files(everything, file)
+    if "hash_ids" in members:
+        with_sessions = members.get("session_id") is not None
+        return hash_rows.parse(everything, file, with_sessions=with_sessions, block_tokens=block_tokens)
+    raise TraceError(file, number, EXPECTED)
+
+
+def _session_files(lines: Iterable[tuple[int, bytes]], file: Path) -> Iterator[Session]:
+    for number, line in lines:
+        yield session_files.parse(line, file, number)
+
+
+def _members(file: Path, number: int, line: bytes) -> dict[str, Any]:
+    """Of the object on this line, undecoded but for what is short."""
+    try:
+        found = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
+        raise TraceError(file, number, f"an object of JSON on one line ({problem})") from problem
+    return {name: None if bytes(raw) == b"null" else raw for name, raw in found.items()}
