@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.machine import describe
+from kinroute.replay.faults import TraceError
 
 PARTS = {
     "edge": "bench.edge",
@@ -42,11 +43,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar="FILE",
         help="write everything that was measured there too; without FILE to stdout, in place of the tables",
     )
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="recorded sessions that `kv` replays")
+    parser.add_argument(
+        "--trace",
+        type=Path,
+        metavar="FILE",
+        help="recorded sessions that `kv` replays: ours, or of kv-cache-tester, Mooncake, AIPerf",
+    )
     given = parser.parse_args(argv)
     unknown = [part for part in given.parts if part not in PARTS]
     if unknown:
         parser.error(f"unknown part {unknown[0]}: choose from {', '.join(PARTS)}")
+    if given.trace is not None and not given.trace.exists():
+        parser.error(f"argument --trace: {given.trace} does not exist")
     # Rows are wide; a terminal wraps them rather than cutting figures off.
     console = Console(width=max(200, Console().width), quiet=given.json == STDOUT)
     report: dict[str, Any] = {"machine": describe(), "parts": {}}
@@ -54,7 +62,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for part in given.parts or PARTS:
         options = {"trace": given.trace} if part in REPLAYING else {}
         with Console(file=sys.stderr).status(f"Measuring {part} ..."):
-            report["parts"][part] = importlib.import_module(PARTS[part]).run(**options)
+            try:
+                report["parts"][part] = importlib.import_module(PARTS[part]).run(**options)
+            except TraceError as problem:
+                parser.error(f"argument --trace: {problem}")
         show(console, part, report["parts"][part])
     if given.json is not None:
         text = json.dumps(report, indent=1)

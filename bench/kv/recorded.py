@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 from bench.kv.laps import Laps, Part, Turn, spread_us, us
 from bench.kv.turns import Manager, managers
 from kinroute.replay.plays import replay
-from kinroute.replay.traces import read
+from kinroute.replay.readers import read_sessions
+from kinroute.replay.traces import Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +29,10 @@ class RecordedSize:
 
 
 def measure(trace: Path, size: RecordedSize) -> list[dict[str, Any]]:
-    """A row per manager: the mean of each part, and the spread of the whole, in µs."""
+    """A row per manager: the mean of each part, and the spread of the whole, in µs. `trace`: of any known format."""
+    sessions = read_sessions([trace])
     rows = [
-        {"manager": name, **_measured(manager, trace, size)}
+        {"manager": name, **_measured(manager, sessions, size)}
         for name, manager in managers(size.num_pages, size.tokens_per_block)
     ]
     for row in rows:
@@ -37,8 +40,8 @@ def measure(trace: Path, size: RecordedSize) -> list[dict[str, Any]]:
     return rows
 
 
-def _measured(manager: Manager, trace: Path, size: RecordedSize) -> dict[str, Any]:
-    requests = replay(read(trace), alive=size.alive, longest_gap_s=size.longest_gap_s, draws=random.Random(1))
+def _measured(manager: Manager, sessions: Sequence[Session], size: RecordedSize) -> dict[str, Any]:
+    requests = replay(sessions, alive=size.alive, longest_gap_s=size.longest_gap_s, draws=random.Random(1))
     laps: list[Laps] = []
     prompt_tokens = cached_tokens = 0
     for number, request in enumerate(itertools.islice(requests, size.warm_up + size.requests)):

@@ -1,4 +1,4 @@
-"""Traces of every format that is known, told apart by what is in them. `docs/replay.md` describes them.
+"""Traces of every format that is known, told apart by what is in them.
 
 FORMATS, by the members of the first JSON object:
   ours               session, block_tokens, requests

@@ -128,9 +128,7 @@ def _request(
     try:
         request = _decode_request(raw)
     except (msgspec.MsgspecError, UnicodeDecodeError) as problem:
-        raise TraceError(
-            file, line, f"requests as docs/replay.md has them ({told(problem)}, in request {index + 1})"
-        ) from problem
+        raise TraceError(file, line, f"a request of a session ({told(problem)}, in request {index + 1})") from problem
     return msgspec.structs.replace(request, blocks=tuple(runs.setdefault(run, run) for run in request.blocks))
 
 

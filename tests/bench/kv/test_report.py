@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench import __main__ as command
-from bench.kv import report, trees, turns
+from bench.kv import recorded, report, trees, turns
 from bench.kv.demotion import DemotionSize
 from bench.kv.idle import IdleSize
 from bench.kv.limits import LimitsSize
@@ -133,3 +134,31 @@ def test_the_command_writes_all_of_it_as_json_or_shows_tables(
     assert "kv, turns" in shown
     assert "kv, aims" in shown
     assert json.loads((tmp_path / "results.json").read_text())["parts"]["kv"]["recorded"] == []
+
+
+def test_a_trace_that_cannot_be_read_is_named_with_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(report, "Sizes", lambda: SIZES)
+    damaged = trace(tmp_path)
+    damaged.write_bytes(b"{]")
+
+    for file, why in ((damaged, f"{damaged}, line 1: expected"), (tmp_path / "none", "does not exist")):
+        with pytest.raises(SystemExit) as ended:
+            command.main(["kv", "--trace", str(file)])
+        assert ended.value.code == 2
+        assert why in capsys.readouterr().err
+
+
+def test_a_trace_of_another_format_is_replayed_too(tmp_path: Path) -> None:
+    rows = [
+        {"timestamp": 1000 * turn, "input_length": 512 * (turn + 2), "output_length": 8, "hash_ids": [*range(turn + 2)]}
+        for turn in range(8)
+    ]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    measured = recorded.measure(file, replace(SIZES.recorded, num_pages=8192, tokens_per_block=32))
+
+    assert measured[0]["prompt_tokens"] >= 1024
+    assert measured[0]["cached"] > 0

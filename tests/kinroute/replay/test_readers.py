@@ -221,7 +221,7 @@ DAMAGE: list[tuple[str, Change, int, str]] = [
     ("ours", _of(0, ["requests", 1, "parent"], "sub 1"), 1, "among its own ancestors, but 'sub 1' is"),
     ("ours", _of(0, ["requests", 0, "parent"], "sub 1"), 1, "a root without a parent"),
     ("ours", _of(1, ["requests", 0, "output_tokens"], -1), 2, "output_tokens from 0 on"),
-    ("ours", _of(1, ["requests", 0, "kind"], "child"), 2, "docs/replay.md"),
+    ("ours", _of(1, ["requests", 0, "kind"], "child"), 2, "a request of a session"),
     ("ours", _of(1, ["requests", 0, "t"], None), 2, "missing required field 't'"),
     ("ours", _of(1, ["requests"], []), 2, "a session with requests"),
     ("ours", _of(1, ["block_tokens"], 0), 2, "block_tokens of 1 or more"),
