@@ -26,12 +26,13 @@ class Place:
 class Outcome:
     """All that was found at one place of one load. `arms`: by policy, LRU among them, those that did not fail.
 
-    `lru_needs`: for a policy how many blocks LRU needs for as many hits; None: more than any cache has.
+    `colder_blocks`: what the tiers below the device hold. `lru_needs`: for a policy how many blocks LRU needs for as many hits; None: more than any cache has.
     `order`: of the arms, in the closed loop, where they are carried out in both.
     """
 
     load: Load
     place: Place
+    colder_blocks: int
     ceiling: Bound
     block_tokens: int
     arms: Mapping[str, RunResult]
@@ -134,7 +135,7 @@ def _row(
         hit_ratio_vs_lru=None if lru is None else ratio - lru.block_hit_ratio,
         uncached_vs_lru=None if lru is None or not lru.uncached_tokens else uncached / lru.uncached_tokens - 1,
         gap_closed=gap_closed,
-        extra_memory=None if needs is None else needs / place.capacity_blocks - 1,
+        extra_memory=None if needs is None else needs / (place.capacity_blocks + outcome.colder_blocks) - 1,
         result=result,
     )
 
