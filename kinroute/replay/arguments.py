@@ -31,6 +31,7 @@ class Asked:
     """
 
     traces: tuple[Path, ...]
+    block_tokens: int | None
     policies: tuple[str, ...]
     capacities: tuple[int, ...] | None
     points: tuple[float, ...]
@@ -67,6 +68,10 @@ def add_replay_arguments(command: argparse.ArgumentParser) -> None:
         "--points", type=_listed(_points), default=None, metavar="N,…",
         help="how many points of hit ratio LRU sits under the infinite cache (default 5,2.5,1,0.4)",
     )  # fmt: skip
+    option(
+        "--block-tokens", type=_from(1), default=None, metavar="N",
+        help="tokens of a block, for traces that do not say (default: what fits their lengths)",
+    )  # fmt: skip
     option("--gap", type=_listed(_seconds), default=(10.0,), metavar="S,…", help="idle gaps are cut to it (default 10)")
     option("--lanes", type=_listed(_from(1)), default=(48,), metavar="N,…", help="sessions alive (default 48)")
     option("--seed", type=_listed(_from(0)), default=(1,), metavar="N,…", help="of the order of sessions (default 1)")
@@ -102,6 +107,7 @@ def asked(arguments: argparse.Namespace, command: argparse.ArgumentParser) -> As
             command.error(f"argument {option}: must be a file in a folder that exists, not {file}")
     return Asked(
         traces=tuple(arguments.traces),
+        block_tokens=arguments.block_tokens,
         policies=tuple(name for name in arguments.policy if name not in ("lru", OPTIMUM)),
         capacities=arguments.capacity,
         points=arguments.points or POINTS,

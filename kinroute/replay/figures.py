@@ -1,6 +1,6 @@
-"""The report's plots, as plotly's plain figures: {"data": [...], "layout": {...}}. Colours of text and grid are the page's.
+"""The report's plots, as plotly's plain figures: {"data": [...], "layout": {...}}.
 
-Each is a `Figure` with a sentence for those who cannot see it.
+Each is a `Figure` with a sentence for those who cannot see it. Colours of text and grid are the page's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from kinroute.replay.results import Family, Member, Sample
 from kinroute.replay.rows import Row
 
 # Okabe and Ito's colours: told apart by colour-blind readers too, on white and on black.
-BLUE, ORANGE, GREEN, SKY, PURPLE, RED, GREY = "#0072b2", "#e69f00", "#009e73", "#56b4e9", "#cc79a7", "#d55e00", "#8c8c8c"
+BLUE, ORANGE, GREEN, SKY, PURPLE, RED, GREY = (
+    "#0072b2",
+    "#e69f00",
+    "#009e73",
+    "#56b4e9",
+    "#cc79a7",
+    "#d55e00",
+    "#8c8c8c",
+)
 POLICY_COLOURS = {"lru": GREY, "subagent": ORANGE, "return_index": BLUE, OPTIMUM: GREEN}
 DASHES = {OPTIMUM: "dash"}
 MARKERS = {"lru": "circle", "subagent": "square", "return_index": "diamond", OPTIMUM: "triangle-up"}
@@ -28,6 +36,8 @@ RESIDENCY_COLOURS = {
 }
 LAYERS = {"held": BLUE, "idle": SKY, "demoted": ORANGE, "moving": PURPLE, "free": "rgba(140,140,140,0.25)"}
 ROW_PX = 22
+CAPACITY = "capacity of the device, blocks"
+PLACED = "points of hit ratio that LRU is under the ceiling"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +103,7 @@ def hit_ratios(rows: Sequence[Row]) -> Figure:
         says,
         data,
         {
-            "xaxis": {"title": {"text": "capacity of the device, blocks"}, "type": "log", "tickformat": ",.0f"},
+            "xaxis": {"title": {"text": CAPACITY}, "type": "log", "tickformat": ",.0f"},
             "yaxis": {"title": {"text": "block hit ratio, %"}},
             "height": 420,
         },
@@ -123,7 +133,13 @@ def gaps_closed(rows: Sequence[Row]) -> Figure:
                 "x": list(places),
                 "y": means,
                 "marker": {"color": POLICY_COLOURS[policy]},
-                "error_y": {"type": "data", "array": above, "arrayminus": below, "visible": any(above) or any(below)},
+                "error_y": {
+                    "type": "data",
+                    "color": GREY,
+                    "array": above,
+                    "arrayminus": below,
+                    "visible": any(above) or any(below),
+                },
                 "hovertemplate": "%{y:.1f} % of the gap",
             }
         )
@@ -135,7 +151,7 @@ def gaps_closed(rows: Sequence[Row]) -> Figure:
         + ".",
         data,
         {
-            "xaxis": {"type": "category", "title": {"text": "points of hit ratio that LRU is under the ceiling"}},
+            "xaxis": {"type": "category", "title": {"text": PLACED if rows and rows[0].placed else CAPACITY}},
             "yaxis": {"title": {"text": "gap closed, %"}, "zeroline": True},
             "barmode": "group",
             "height": 360,
@@ -156,7 +172,7 @@ def timeline(samples: Sequence[Sample]) -> Figure:
     }
     for number, tier in enumerate(tiers, 1):
         axis = "" if number == 1 else str(number)
-        layout[f"yaxis{axis}"] = {"title": {"text": f"{tier}, pages"}, "domain": _domain(number, panels)}
+        layout[f"yaxis{axis}"] = {"title": {"text": f"{tier}, pages", "standoff": 8}, "domain": _domain(number, panels)}
         for layer, colour in LAYERS.items():
             values = [_layer(sample, tier, layer) for sample in samples]
             if not any(values):
@@ -299,11 +315,10 @@ def _called(policy: str) -> str:
 
 
 def _places(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """By how a capacity was chosen, in the order of the rows."""
+    """By LRU's points under the ceiling where these chose the capacity, else by capacity; in the order of the rows."""
     places: dict[str, list[Row]] = {}
     for row in rows:
-        points = row.points_below_ceiling
-        name = f"{row.capacity_blocks:,} blocks" if points is None else f"{points:.3g}"
+        name = f"{row.points_below_ceiling:.3g}" if row.placed else f"{row.capacity_blocks:,}"
         places.setdefault(name, []).append(row)
     return places
 

@@ -13,9 +13,13 @@ from kinroute.replay.readers import read_sessions
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`lanes` sessions alive at a time, in an order drawn from `seed`, idle gaps cut to `gap_s`."""
+    """`lanes` sessions alive at a time, in an order drawn from `seed`, idle gaps cut to `gap_s`.
+
+    `block_tokens`: for traces that do not say it themselves.
+    """
 
     traces: tuple[Path, ...]
+    block_tokens: int | None
     requests: int
     gap_s: float
     lanes: int
@@ -27,6 +31,6 @@ class Load:
 
     def played(self) -> list[PlayedRequest]:
         """By arrival. Raises OSError, or TraceError where a file is none."""
-        sessions = read_sessions(self.traces)
+        sessions = read_sessions(self.traces, block_tokens=self.block_tokens)
         endless = replay(sessions, alive=self.lanes, longest_gap_s=self.gap_s, draws=random.Random(self.seed))
         return list(itertools.islice(endless, self.requests))

@@ -15,7 +15,8 @@ from markupsafe import Markup
 from kinroute.replay.arguments import OPTIMUM
 from kinroute.replay.figures import Figure, family_tree, gaps_closed, hit_ratios, tails, timeline
 from kinroute.replay.rows import Row
-from kinroute.replay.table import NOTHING, change, percent, short
+from kinroute.replay.table import NOTHING, change, more, percent, short
+from kinroute.replay.told_traces import ToldTrace
 
 HEADS = (
     "policy",
@@ -35,14 +36,6 @@ MOST_INSIDE = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
-    name: str
-    sessions: int
-    requests: int
-    block_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class _Line:
     cells: tuple[str, ...]
     bound: bool
@@ -55,7 +48,7 @@ class _Place:
 
 
 def render(
-    rows: Sequence[Row], *, command: str, version: str, traces: Sequence[Trace], notes: Sequence[str] = ()
+    rows: Sequence[Row], *, command: str, version: str, traces: Sequence[ToldTrace], notes: Sequence[str] = ()
 ) -> str:
     fixed: dict[str, Figure] = {}
     sections = [_section(title, group, fixed) for title, group in _by_load(rows).items()]
@@ -154,5 +147,5 @@ def _cells(row: Row) -> tuple[str, ...]:
         short(row.regretted_blocks),
         NOTHING if result is None else short(sum(result.offloaded_blocks.values())),
         NOTHING if result is None else short(sum(result.onboarded_blocks.values())),
-        NOTHING if is_end else change(row.extra_memory),
+        NOTHING if is_end else more(row.extra_memory),
     )

@@ -26,8 +26,8 @@ class Place:
 class Outcome:
     """All that was found at one place of one load. `arms`: by policy, LRU among them, those that did not fail.
 
-    `colder_blocks`: what the tiers below the device hold. `lru_needs`: for a policy how many blocks LRU needs for as many hits; None: more than any cache has.
-    `order`: of the arms, in the closed loop, where they are carried out in both.
+    `colder_blocks`: what the tiers below the device hold. `lru_needs`: for a policy how many blocks LRU needs for as
+    many hits; None: more than any cache has. `order`: of the arms, in the closed loop, where they run in both.
     """
 
     load: Load
@@ -43,8 +43,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`points_below_ceiling`: where LRU was to sit, or sits where the capacity was given; `points_below` is this run's
-    own. Ratios are shares of 1; differences to LRU are None where it failed, `gap_closed` also where LRU is optimal.
+    """`placed`: whether the capacity was placed by LRU's distance from the ceiling. `points_below_ceiling`: where LRU
+    was to sit, or sits where the capacity was given; `points_below` is this run's own. Ratios are shares of 1; differences to LRU are None where it failed, `gap_closed` also where LRU is optimal.
 
     `extra_memory`: how much more cache LRU needs for as many hits, as a share; None: no cache is enough, or unknown.
     """
@@ -56,6 +56,7 @@ class Row:
     seed: int
     order: str | None
     capacity_blocks: int
+    placed: bool
     points_below_ceiling: float | None
     lru_points_below_ceiling: float | None
     points_below: float
@@ -110,7 +111,10 @@ def _row(
     outcome: Outcome, policy: str, hit_blocks: int, prompt_blocks: int, uncached: int, result: RunResult | None
 ) -> Row:
     load, place, lru, bound = outcome.load, outcome.place, outcome.arms.get("lru"), outcome.optimum
-    ratio, ceiling = _share(hit_blocks, prompt_blocks), _share(outcome.ceiling.hit_blocks, outcome.ceiling.prompt_blocks)
+    ratio, ceiling = (
+        _share(hit_blocks, prompt_blocks),
+        _share(outcome.ceiling.hit_blocks, outcome.ceiling.prompt_blocks),
+    )
     lru_points = None if lru is None else 100 * (ceiling - lru.block_hit_ratio)
     gap_closed = None
     if lru is not None and bound is not None and bound.hit_blocks != lru.hit_blocks:
@@ -124,6 +128,7 @@ def _row(
         seed=load.seed,
         order=outcome.order,
         capacity_blocks=place.capacity_blocks,
+        placed=place.points is not None,
         points_below_ceiling=lru_points if place.points is None else place.points,
         lru_points_below_ceiling=lru_points,
         points_below=100 * (ceiling - ratio),
@@ -175,16 +180,16 @@ HIGHER_IS_BETTER = {
 }
 
 
-def summaries_of(rows: Iterable[Row], *, placed: bool) -> list[Summary]:
-    """Rows that differ in nothing but the seed, and in the capacity where that was `placed` for each seed."""
+def summaries_of(rows: Iterable[Row]) -> list[Summary]:
+    """Of rows that differ in nothing but the seed, and in the capacity where that was placed for each seed."""
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
-        where = row.points_below_ceiling if placed else row.capacity_blocks
+        where = row.points_below_ceiling if row.placed else row.capacity_blocks
         groups.setdefault((row.gap_s, row.lanes, row.order, where, row.policy), []).append(row)
-    return [_summary(group, placed=placed) for group in groups.values()]
+    return [_summary(group) for group in groups.values()]
 
 
-def _summary(group: list[Row], *, placed: bool) -> Summary:
+def _summary(group: list[Row]) -> Summary:
     mean: dict[str, float | None] = {}
     worst: dict[str, float | None] = {}
     for name, higher_is_better in HIGHER_IS_BETTER.items():
@@ -197,7 +202,7 @@ def _summary(group: list[Row], *, placed: bool) -> Summary:
         gap_s=first.gap_s,
         lanes=first.lanes,
         order=first.order,
-        points_below_ceiling=first.points_below_ceiling if placed else None,
+        points_below_ceiling=first.points_below_ceiling if first.placed else None,
         capacity_blocks=fmean([row.capacity_blocks for row in group]),
         seeds=tuple(row.seed for row in group),
         mean=mean,

@@ -1,4 +1,4 @@
-"""What is to be done for one call of the command, and what was found: fed with results, it says what can be done next."""
+"""What one call of the command has to do, and what was found: fed with results, it says what can be done next."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _OneLoad:
 
 
 class Sweep:
-    """For each load: a survey, then an arm for each place and policy and the optimum, then what LRU needs to match them.
+    """For each load: a survey, then an arm for each place and policy and the optimum, then what LRU needs for as much.
 
     In the closed loop arrivals depend on the arm, so there is no optimum and nothing to match; instead the arms are
     carried out in both orders.
@@ -61,7 +61,7 @@ class Sweep:
         match task, found:
             case Survey(), Surveyed():
                 one.surveyed = found
-                following = [task for place in found.places for task in self._of_place(task.load, place)]
+                following = [each for place in found.places for each in self._of_place(task.load, place)]
             case Simulation(), RunResult():
                 one.runs.setdefault((task.place, task.order), {})[task.arm.policy] = found
             case Clairvoyant(), Bound():

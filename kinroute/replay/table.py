@@ -96,7 +96,7 @@ def _add(table: Table, policy: str, name: str, figures: Mapping[str, float | Non
         NOTHING if policy == "lru" else change(figures["uncached_vs_lru"]),
         NOTHING if is_end else percent(figures["gap_closed"], digits=1),
         NOTHING if demoted is None or regretted is None else f"{short(demoted)}/{short(regretted)}",
-        NOTHING if is_end else change(figures["extra_memory"]),
+        NOTHING if is_end else more(figures["extra_memory"]),
         style="dim" if policy == OPTIMUM else None,
     )
 
@@ -142,6 +142,11 @@ def percent(share: float | None, digits: int = 2) -> str:
 
 def change(share: float | None) -> str:
     return NOTHING if share is None else f"{100 * share:+.1f} %"
+
+
+def more(share: float | None) -> str:
+    """+50.0 %, and from ten times on ×12.3."""
+    return change(share) if share is None or share < 9 else f"×{1 + share:,.1f}"
 
 
 def short(count: float | None) -> str:

@@ -121,7 +121,7 @@ SweepTask = Survey | Simulation | Clairvoyant | Matching
 
 def loads_of(asked: Asked) -> list[Load]:
     return [
-        Load(asked.traces, asked.requests, gap_s, lanes, seed)
+        Load(asked.traces, asked.block_tokens, asked.requests, gap_s, lanes, seed)
         for gap_s in asked.gaps_s
         for lanes in asked.lanes
         for seed in asked.seeds
