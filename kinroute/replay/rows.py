@@ -44,7 +44,8 @@ class Outcome:
 @dataclass(frozen=True, slots=True)
 class Row:
     """`placed`: whether the capacity was placed by LRU's distance from the ceiling. `points_below_ceiling`: where LRU
-    was to sit, or sits where the capacity was given; `points_below` is this run's own. Ratios are shares of 1; differences to LRU are None where it failed, `gap_closed` also where LRU is optimal.
+    was to sit, or sits where the capacity was given; `points_below` is this run's own. Ratios are
+    shares of 1; differences to LRU are None where it failed, `gap_closed` also where LRU is optimal.
 
     `extra_memory`: how much more cache LRU needs for as many hits, as a share; None: no cache is enough, or unknown.
     """
