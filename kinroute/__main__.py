@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 from kinroute.key_arguments import add_key_commands
 from kinroute.problem import Problem
 from kinroute.processes import die_with_parent
+from kinroute.replay.arguments import add_replay_arguments, asked
 from kinroute.token_arguments import add_token_commands
 
 VERSION = "0.1.0"
@@ -59,6 +61,13 @@ def _replay_recording(arguments: argparse.Namespace) -> int:
     )
 
 
+def _replay(arguments: argparse.Namespace) -> int:
+    from kinroute.replay.command import replay
+
+    command = shlex.join(["kinroute", *sys.argv[1:]])
+    return replay(asked(arguments, arguments.parser), command=command, version=VERSION)
+
+
 def _bench(arguments: argparse.Namespace) -> int:
     from bench.__main__ import main as bench
 
@@ -99,6 +108,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--url", help="the edge's address (default: the system that `kinroute up` runs here)")
     demo.add_argument("--key", help="API key (default: the one that `kinroute up` made)")
+    replay = command("replay", _replay, "Show on recorded traffic what a retention policy is worth.")
+    replay.set_defaults(parser=replay)
+    add_replay_arguments(replay)
     recording = command(
         "replay-recording",
         _replay_recording,

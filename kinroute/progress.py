@@ -12,10 +12,14 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 
 class Steps:
-    """Named steps, several at a time. Use as a context manager; `begin` a step, `advance` it, `end` it."""
+    """Named steps, several at a time. Use as a context manager; `begin` a step, `advance` it, `end` it.
 
-    def __init__(self, console: Console | None = None) -> None:
+    `keep_bars`: whether a step that ended keeps its bar; else it becomes a line above those that go on.
+    """
+
+    def __init__(self, console: Console | None = None, *, keep_bars: bool = True) -> None:
         self._console = console or Console(file=sys.stderr)
+        self._keep_bars = keep_bars
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._began_s: dict[str, float] = {}
@@ -50,8 +54,11 @@ class Steps:
         if self._bars is not None:
             self._bars.update(self._tasks[step], total=1.0, completed=fraction)
 
-    def end(self, step: str) -> None:
-        if self._bars is not None:
+    def end(self, step: str, failed: bool = False) -> None:
+        if self._bars is not None and self._keep_bars:
             self._bars.update(self._tasks[step], total=1.0, completed=1.0)
-        else:
-            self._console.print(f"{step}: {time.monotonic() - self._began_s[step]:.1f} s", highlight=False)
+            return
+        if self._bars is not None:
+            self._bars.remove_task(self._tasks.pop(step))
+        took = f"{time.monotonic() - self._began_s[step]:.1f} s"
+        self._console.print(f"{step}: {f'failed after {took}' if failed else took}", highlight=False)

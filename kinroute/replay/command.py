@@ -1,0 +1,184 @@
+"""`kinroute replay`: what a retention policy is worth on recorded traffic."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from kinroute.problem import Problem
+from kinroute.progress import Steps
+from kinroute.replay import arguments
+from kinroute.replay.arguments import Asked
+from kinroute.replay.arms import Advanced, Arms, Began, Ended, Failed
+from kinroute.replay.readers import read_sessions
+from kinroute.replay.rows import Outcome, Row, Summary, rows_of, summaries_of
+from kinroute.replay.service import CostModel
+from kinroute.replay.sweep import Sweep
+from kinroute.replay.table import show
+from kinroute.replay.tasks import SweepTask
+from kinroute.replay.told_traces import ToldTrace, tell
+from kinroute.replay.traces import TraceError
+
+STDOUT = Path("-")
+
+
+def replay(asked: Asked, *, command: str, version: str) -> int:
+    """Shows and writes what was asked for. 0: all of it was found; 1: an arm failed, which stderr names.
+
+    Raises Problem where a trace cannot be read, or a report cannot be made.
+    """
+    traces = _traces(asked)
+    render = _renderer() if asked.html is not None else None
+    sweep = Sweep(asked, _costs(asked))
+    failed = _carry_out(sweep, asked.jobs)
+    outcomes = list(sweep.outcomes())
+    rows = [row for outcome in outcomes for row in rows_of(outcome)]
+    summaries = summaries_of(rows) if len(asked.seeds) > 1 else []
+    notes = [note for trace in traces for note in trace.notes]
+    if asked.closed_loop:
+        notes.append("Closed loop: arrivals depend on the arm, so there is no optimum; the arms ran in both orders.")
+    if asked.json is not None:
+        told = _told(asked, command, version, traces, notes, outcomes, rows, summaries, failed)
+        _write(asked.json, json.dumps(told, indent=1) + "\n")
+    if render is not None and asked.html is not None:
+        _write(asked.html, render(rows, command=command, version=version, traces=traces, notes=notes))
+    if asked.json != STDOUT:
+        console = Console()
+        for note in notes:
+            console.print(note, highlight=False)
+        show(console, rows, summaries, traces[0].block_tokens)
+    for one in failed:
+        sys.stderr.write(f"FAILED {one.task.name}: {one.why}\n{one.story}")
+    return 1 if failed else 0
+
+
+def _traces(asked: Asked) -> list[ToldTrace]:
+    """Read once before anything is simulated, so that a mistake is told at once."""
+    told: list[ToldTrace] = []
+    for path in asked.traces:
+        try:
+            told.append(tell(path, read_sessions([path], block_tokens=asked.block_tokens)))
+        except TraceError as error:
+            raise Problem(str(error)) from error
+        except OSError as error:
+            raise Problem(f"{path} cannot be read: {error.strerror or error}") from error
+    if not any(trace.requests for trace in told):
+        raise Problem(f"There is no request in {', '.join(trace.name for trace in told)}.")
+    sizes = sorted({trace.block_tokens for trace in told})
+    if len(sizes) > 1:
+        raise Problem(
+            f"Traces of one replay need blocks of one size; these have {' and '.join(map(str, sizes))} tokens."
+        )
+    return told
+
+
+def _costs(asked: Asked) -> CostModel:
+    return CostModel()
+
+
+def _renderer() -> Any:
+    try:
+        from kinroute.replay.report import render
+    except ImportError as error:
+        raise Problem(f"--html needs {error.name}: pip install 'kinroute[replay]'") from error
+    return render
+
+
+def _carry_out(sweep: Sweep, jobs: int) -> list[Failed[SweepTask]]:
+    """Every task of the sweep, `jobs` at a time; those that failed."""
+    failed: list[Failed[SweepTask]] = []
+    done = 0
+    everything = f"all {sweep.num_tasks} steps"
+    console = Console(stderr=True)
+    with Arms[SweepTask](jobs) as arms, Steps(console, keep_bars=False) as steps:
+        for task in sweep.begin():
+            arms.add(task)
+        if console.is_terminal:
+            steps.begin(everything)
+        for news in arms.news():
+            match news:
+                case Began():
+                    steps.begin(news.task.name)
+                    continue
+                case Advanced():
+                    steps.advance(news.task.name, news.share)
+                    continue
+                case Failed():
+                    failed.append(news)
+                    found = None
+                case Ended():
+                    found = news.found
+            steps.end(news.task.name, failed=isinstance(news, Failed))
+            done += 1
+            if console.is_terminal:
+                steps.advance(everything, done / max(sweep.num_tasks, done))
+            for task in sweep.feed(news.task, found):
+                arms.add(task)
+    return failed
+
+
+def _told(
+    asked: Asked,
+    command: str,
+    version: str,
+    traces: Sequence[ToldTrace],
+    notes: Sequence[str],
+    outcomes: Sequence[Outcome],
+    rows: Sequence[Row],
+    summaries: Sequence[Summary],
+    failed: Sequence[Failed[SweepTask]],
+) -> dict[str, Any]:
+    """As JSON shows it."""
+    return {
+        "command": command,
+        "version": version,
+        "asked": arguments.told(asked),
+        "traces": [trace.told() for trace in traces],
+        "notes": list(notes),
+        "ceiling": [
+            {
+                "gap_s": load.gap_s,
+                "lanes": load.lanes,
+                "seed": load.seed,
+                "prompt_blocks": bound.prompt_blocks,
+                "hit_blocks": bound.hit_blocks,
+                "block_hit_ratio": bound.hit_blocks / bound.prompt_blocks if bound.prompt_blocks else 0.0,
+            }
+            for load, bound in {outcome.load: outcome.ceiling for outcome in outcomes}.items()
+        ],
+        "runs": [row.told() for row in rows],
+        "summaries": [summary.told() for summary in summaries],
+        "failed": [{"step": one.task.name, "why": one.why} for one in failed],
+    }
+
+
+def _write(file: Path, text: str) -> None:
+    """Whole or not at all. Raises Problem."""
+    if file == STDOUT:
+        sys.stdout.write(text)
+        return
+    try:
+        handle, draft = tempfile.mkstemp(dir=file.absolute().parent, prefix=f".{file.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as out:
+                out.write(text)
+            os.chmod(draft, 0o666 & ~_umask())
+            os.replace(draft, file)
+        except BaseException:
+            os.unlink(draft)
+            raise
+    except OSError as error:
+        raise Problem(f"{file} cannot be written: {error.strerror}") from error
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

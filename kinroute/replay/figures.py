@@ -1,0 +1,375 @@
+"""The report's plots, as plotly's plain figures: {"data": [...], "layout": {...}}.
+
+Each is a `Figure` with a sentence for those who cannot see it. Colours of text and grid are the page's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from kinroute.replay.arguments import OPTIMUM
+from kinroute.replay.results import Family, Member, Sample
+from kinroute.replay.rows import Row
+
+# Okabe and Ito's colours: told apart by colour-blind readers too, on white and on black.
+BLUE, ORANGE, GREEN, SKY, PURPLE, RED, GREY = (
+    "#0072b2",
+    "#e69f00",
+    "#009e73",
+    "#56b4e9",
+    "#cc79a7",
+    "#d55e00",
+    "#8c8c8c",
+)
+POLICY_COLOURS = {"lru": GREY, "subagent": ORANGE, "return_index": BLUE, OPTIMUM: GREEN}
+DASHES = {OPTIMUM: "dash"}
+MARKERS = {"lru": "circle", "subagent": "square", "return_index": "diamond", OPTIMUM: "triangle-up"}
+RESIDENCY_COLOURS = {
+    "device": BLUE,
+    "device, demoted": ORANGE,
+    "host": GREEN,
+    "disk": PURPLE,
+    "dropped": GREY,
+}
+LAYERS = {"held": BLUE, "idle": SKY, "demoted": ORANGE, "moving": PURPLE, "free": "rgba(140,140,140,0.25)"}
+ROW_PX = 22
+CAPACITY = "capacity of the device, blocks"
+PLACED = "points of hit ratio that LRU is under the ceiling"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """`says`: what it shows, in a sentence with its main numbers."""
+
+    title: str
+    says: str
+    data: list[dict[str, Any]]
+    layout: dict[str, Any]
+
+
+def hit_ratios(rows: Sequence[Row]) -> Figure:
+    """Over capacity, of one gap, number of lanes and order; a line goes through the means of seeds."""
+    data: list[dict[str, Any]] = []
+    ceiling = _by_place(rows, lambda row: 100 * row.ceiling_hit_ratio)
+    for policy in _policies(rows):
+        own = [row for row in rows if row.policy == policy]
+        line = _by_place(own, lambda row: 100 * row.block_hit_ratio)
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers",
+                "name": _called(policy),
+                "x": [x for x, _ in line],
+                "y": [y for _, y in line],
+                "line": {"color": POLICY_COLOURS[policy], "dash": DASHES.get(policy, "solid")},
+                "marker": {"symbol": MARKERS[policy], "size": 8},
+                "hovertemplate": "%{x:,.0f} blocks: %{y:.2f} %",
+            }
+        )
+        if len({row.seed for row in own}) > 1:
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "name": f"{policy}, each seed",
+                    "showlegend": False,
+                    "x": [row.capacity_blocks for row in own],
+                    "y": [100 * row.block_hit_ratio for row in own],
+                    "text": [f"seed {row.seed}" for row in own],
+                    "marker": {"color": POLICY_COLOURS[policy], "size": 4, "opacity": 0.6},
+                    "hovertemplate": "%{text}, %{x:,.0f} blocks: %{y:.2f} %",
+                }
+            )
+    data.append(
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "name": "ceiling (a cache without end)",
+            "x": [x for x, _ in ceiling],
+            "y": [y for _, y in ceiling],
+            "line": {"color": RED, "dash": "dot"},
+            "hovertemplate": "ceiling: %{y:.2f} %",
+        }
+    )
+    last = _by_place([row for row in rows if row.policy == "lru"], lambda row: 100 * row.block_hit_ratio)
+    says = "Block hit ratio over capacity, one line for each policy, and the ceiling."
+    if last:
+        says += f" LRU goes from {last[0][1]:.2f} to {last[-1][1]:.2f} percent; the ceiling is {ceiling[-1][1]:.2f}."
+    return Figure(
+        "Hit ratio against capacity",
+        says,
+        data,
+        {
+            "xaxis": {"title": {"text": CAPACITY}, "type": "log", "tickformat": ",.0f"},
+            "yaxis": {"title": {"text": "block hit ratio, %"}},
+            "height": 420,
+        },
+    )
+
+
+def gaps_closed(rows: Sequence[Row]) -> Figure:
+    """How much of what separates LRU from the optimum each policy closes: means of seeds, whiskers to their ends."""
+    data: list[dict[str, Any]] = []
+    spoken: list[str] = []
+    for policy in _policies(rows):
+        if policy in ("lru", OPTIMUM):
+            continue
+        own = [row for row in rows if row.policy == policy]
+        places = _places(own)
+        means, above, below = [], [], []
+        for group in places.values():
+            shares = [100 * row.gap_closed for row in group if row.gap_closed is not None]
+            mean = fmean(shares) if shares else 0.0
+            means.append(mean)
+            above.append(max(shares, default=mean) - mean)
+            below.append(mean - min(shares, default=mean))
+        data.append(
+            {
+                "type": "bar",
+                "name": policy,
+                "x": list(places),
+                "y": means,
+                "marker": {"color": POLICY_COLOURS[policy]},
+                "error_y": {
+                    "type": "data",
+                    "color": GREY,
+                    "array": above,
+                    "arrayminus": below,
+                    "visible": any(above) or any(below),
+                },
+                "hovertemplate": "%{y:.1f} % of the gap",
+            }
+        )
+        spoken.append(f"{policy} {', '.join(f'{mean:.0f}' for mean in means)} percent")
+    return Figure(
+        "Gap closed",
+        "Share of the gap between LRU and the optimum that each policy closes, capacity by capacity: "
+        + "; ".join(spoken)
+        + ".",
+        data,
+        {
+            "xaxis": {"type": "category", "title": {"text": PLACED if rows and rows[0].placed else CAPACITY}},
+            "yaxis": {"title": {"text": "gap closed, %"}, "zeroline": True},
+            "barmode": "group",
+            "height": 360,
+        },
+    )
+
+
+def timeline(samples: Sequence[Sample]) -> Figure:
+    """What each tier holds, over simulated time, and below it what was demoted and dropped."""
+    tiers = list(samples[0].tiers) if samples else []
+    hours = [sample.t_s / 3600 for sample in samples]
+    panels = len(tiers) + 1
+    data: list[dict[str, Any]] = []
+    layout: dict[str, Any] = {
+        "height": 240 * panels,
+        "xaxis": {"title": {"text": "simulated time, hours"}, "anchor": f"y{panels if panels > 1 else ''}"},
+        "barmode": "group",
+    }
+    for number, tier in enumerate(tiers, 1):
+        axis = "" if number == 1 else str(number)
+        layout[f"yaxis{axis}"] = {"title": {"text": f"{tier}, pages", "standoff": 8}, "domain": _domain(number, panels)}
+        for layer, colour in LAYERS.items():
+            values = [_layer(sample, tier, layer) for sample in samples]
+            if not any(values):
+                continue
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines",
+                    "name": layer,
+                    "legendgroup": layer,
+                    "showlegend": not any(one["name"] == layer for one in data),
+                    "stackgroup": tier,
+                    "x": hours,
+                    "y": values,
+                    "yaxis": f"y{axis}",
+                    "line": {"width": 0.5, "color": colour},
+                    "fillcolor": colour,
+                    "hovertemplate": f"{layer}: %{{y:,.0f}}",
+                }
+            )
+    layout[f"yaxis{panels if panels > 1 else ''}"] = {
+        "title": {"text": "blocks a sample"},
+        "domain": _domain(panels, panels),
+    }
+    for name, colour, counts in (
+        ("demoted since the last sample", RED, [sample.demoted_blocks for sample in samples]),
+        ("dropped since the last sample", GREY, [sample.dropped_blocks for sample in samples]),
+    ):
+        data.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "name": name,
+                "x": hours,
+                "y": counts,
+                "yaxis": f"y{panels if panels > 1 else ''}",
+                "line": {"color": colour, "width": 1.5, "shape": "hv"},
+                "hovertemplate": "%{y:,.0f} blocks",
+            }
+        )
+    demoted = sum(sample.demoted_blocks for sample in samples)
+    dropped = sum(sample.dropped_blocks for sample in samples)
+    return Figure(
+        "Tiers and demotions over time",
+        f"Pages of each tier over {hours[-1] if hours else 0:.1f} simulated hours; {demoted:,} blocks were demoted and "
+        f"{dropped:,} dropped.",
+        data,
+        layout,
+    )
+
+
+def family_tree(family: Family) -> Figure:
+    """Each conversation of a family below its parent, a bar of its own blocks by where they are."""
+    ordered = _tree(family.members)
+    labels = [_label(member, depth) for member, depth in ordered]
+    data: list[dict[str, Any]] = []
+    for place, colour in RESIDENCY_COLOURS.items():
+        counts = [_resident(member, place) for member, _ in ordered]
+        if not any(counts):
+            continue
+        data.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": place,
+                "x": counts,
+                "y": list(range(len(ordered))),
+                "text": [f"{member.conversation} ({member.kind}, {member.state})" for member, _ in ordered],
+                "textposition": "none",
+                "marker": {"color": colour},
+                "hovertemplate": f"%{{text}}: %{{x:,}} blocks {place}",
+            }
+        )
+    total = sum(member.device + member.host + member.disk + member.dropped for member, _ in ordered)
+    resident = total - sum(member.dropped for member, _ in ordered)
+    return Figure(
+        "Family tree of one session",
+        f"{len(ordered)} conversations of one session after {family.t_s / 3600:.1f} simulated hours: {resident:,} of "
+        f"{total:,} blocks are still in some tier.",
+        data,
+        {
+            "barmode": "stack",
+            "legend": {"traceorder": "normal"},
+            "height": 140 + ROW_PX * max(4, len(ordered)),
+            "xaxis": {"title": {"text": "blocks that a conversation was the first to compute"}, "tickformat": ",.0f"},
+            "yaxis": {
+                "tickvals": list(range(len(ordered))),
+                "ticktext": labels,
+                "autorange": "reversed",
+                "automargin": True,
+                "ticklabelposition": "outside",
+                "showgrid": False,
+            },
+        },
+    )
+
+
+def tails(rows: Sequence[Row]) -> Figure:
+    """Uncached tokens a request, of one place: median, p99 and worst, by kind of conversation."""
+    data: list[dict[str, Any]] = []
+    spoken: list[str] = []
+    for row in rows:
+        if row.result is None:
+            continue
+        kinds = row.result.tails
+        for figure, symbol in (("p50", "circle"), ("p99", "diamond"), ("worst", "x")):
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "markers",
+                    "name": f"{row.policy} {figure}",
+                    "x": [f"{kind} ({tail.requests:,})" for kind, tail in kinds.items()],
+                    "y": [max(1, getattr(tail, figure)) for tail in kinds.values()],
+                    "offsetgroup": row.policy,
+                    "marker": {"color": POLICY_COLOURS[row.policy], "symbol": symbol, "size": 10},
+                    "hovertemplate": f"{row.policy}, {figure}: %{{y:,}} tokens",
+                }
+            )
+        if "all" in kinds:
+            spoken.append(f"{row.policy} {kinds['all'].p99:,} at p99 and {kinds['all'].worst:,} at worst")
+    return Figure(
+        "Tails",
+        "Prompt tokens that one request had to compute: " + "; ".join(spoken) + ".",
+        data,
+        {
+            "xaxis": {"type": "category", "title": {"text": "conversations (requests)"}},
+            "yaxis": {"type": "log", "title": {"text": "uncached tokens of a request"}, "dtick": 1},
+            "scattermode": "group",
+            "height": 420,
+        },
+    )
+
+
+def _policies(rows: Iterable[Row]) -> list[str]:
+    return list(dict.fromkeys(row.policy for row in rows))
+
+
+def _called(policy: str) -> str:
+    return f"{policy} (upper bound)" if policy == OPTIMUM else policy
+
+
+def _places(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """By LRU's points under the ceiling where these chose the capacity, else by capacity; in the order of the rows."""
+    places: dict[str, list[Row]] = {}
+    for row in rows:
+        name = f"{row.points_below_ceiling:.3g}" if row.placed else f"{row.capacity_blocks:,}"
+        places.setdefault(name, []).append(row)
+    return places
+
+
+def _by_place(rows: Iterable[Row], value: Any) -> list[tuple[float, float]]:
+    """(mean capacity, mean value) of each place, by capacity."""
+    places = _places(rows).values()
+    return sorted((fmean([row.capacity_blocks for row in own]), fmean([value(row) for row in own])) for own in places)
+
+
+def _domain(number: int, panels: int) -> list[float]:
+    """Of panel `number`, the first on top."""
+    each = 1 / panels
+    return [round(1 - number * each + (0.05 if number < panels else 0.0), 4), round(1 - (number - 1) * each - 0.02, 4)]
+
+
+def _layer(sample: Sample, tier: str, layer: str) -> int:
+    pages = sample.tiers[tier]
+    if layer == "idle":
+        return pages.idle - pages.demoted
+    count: int = getattr(pages, layer)
+    return count
+
+
+def _tree(members: Sequence[Member]) -> list[tuple[Member, int]]:
+    """Depth first, each with its depth; one whose parent is not among them is a root."""
+    known = {member.conversation for member in members}
+    children: dict[str | None, list[Member]] = {}
+    for member in members:
+        children.setdefault(member.parent if member.parent in known else None, []).append(member)
+    ordered: list[tuple[Member, int]] = []
+    waiting = [(member, 0) for member in reversed(children.get(None, []))]
+    while waiting:
+        member, depth = waiting.pop()
+        ordered.append((member, depth))
+        waiting += [(child, depth + 1) for child in reversed(children.get(member.conversation, []))]
+    return ordered
+
+
+def _label(member: Member, depth: int) -> str:
+    name = member.conversation.partition("/")[2] or member.conversation
+    shown = name if len(name) <= 24 else name[:23] + "…"
+    return "\u00a0" * 4 * (depth - 1) + ("└ " if depth else "") + f"{shown} · {member.state}"
+
+
+def _resident(member: Member, place: str) -> int:
+    counts: Mapping[str, int] = {
+        "device": 0 if member.state == "demoted" else member.device,
+        "device, demoted": member.device if member.state == "demoted" else 0,
+        "host": member.host,
+        "disk": member.disk,
+        "dropped": member.dropped,
+    }
+    return counts[place]

@@ -1,0 +1,36 @@
+"""A load: which traces are played how. Each process makes it anew, always alike."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from kinroute.replay.plays import PlayedRequest, replay
+from kinroute.replay.readers import read_sessions
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """`lanes` sessions alive at a time, in an order drawn from `seed`, idle gaps cut to `gap_s`.
+
+    `block_tokens`: for traces that do not say it themselves.
+    """
+
+    traces: tuple[Path, ...]
+    block_tokens: int | None
+    requests: int
+    gap_s: float
+    lanes: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"gap {self.gap_s:g} s, {self.lanes} lanes, seed {self.seed}"
+
+    def played(self) -> list[PlayedRequest]:
+        """By arrival. Raises OSError, or TraceError where a file is none."""
+        sessions = read_sessions(self.traces, block_tokens=self.block_tokens)
+        endless = replay(sessions, alive=self.lanes, longest_gap_s=self.gap_s, draws=random.Random(self.seed))
+        return list(itertools.islice(endless, self.requests))

@@ -1,0 +1,151 @@
+"""The HTML report: one file with everything in it, plotly's script included; it asks no network for anything."""
+
+from __future__ import annotations
+
+import importlib.resources
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jinja2
+import plotly.offline
+from markupsafe import Markup
+
+from kinroute.replay.arguments import OPTIMUM
+from kinroute.replay.figures import Figure, family_tree, gaps_closed, hit_ratios, tails, timeline
+from kinroute.replay.rows import Row
+from kinroute.replay.table import NOTHING, change, more, percent, short
+from kinroute.replay.told_traces import ToldTrace
+
+HEADS = (
+    "policy",
+    "hit ratio",
+    "under ceiling",
+    "uncached tokens",
+    "against lru",
+    "gap closed",
+    "demoted",
+    "regretted",
+    "offloaded",
+    "onboarded",
+    "LRU needs",
+)
+MOST_INSIDE = 24
+"""Of so many runs the inside is shown; each adds some hundred kilobytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    cells: tuple[str, ...]
+    bound: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    name: str
+    lines: list[_Line]
+
+
+def render(
+    rows: Sequence[Row], *, command: str, version: str, traces: Sequence[ToldTrace], notes: Sequence[str] = ()
+) -> str:
+    fixed: dict[str, Figure] = {}
+    sections = [_section(title, group, fixed) for title, group in _by_load(rows).items()]
+    inside = _inside(rows)
+    text = importlib.resources.files("kinroute.replay").joinpath("report.html.j2").read_text(encoding="utf-8")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    return environment.from_string(text).render(
+        command=command,
+        version=version,
+        traces=traces,
+        notes=notes,
+        heads=HEADS,
+        places=_places(rows),
+        sections=sections,
+        inside=[{"id": name, "name": one["name"]} for name, one in inside.items()],
+        chosen=_chosen(inside),
+        plots=_json({"fixed": {name: asdict(figure) for name, figure in fixed.items()}, "inside": inside}),
+        plotly=Markup(plotly.offline.get_plotlyjs()),  # noqa: S704 - the library's own script
+    )
+
+
+def _json(value: object) -> Markup:
+    """For a script element: nothing in it can end the element."""
+    return Markup(json.dumps(value, separators=(",", ":")).replace("<", "\\u003c"))  # noqa: S704
+
+
+def _load(row: Row) -> str:
+    order = "" if row.order is None else f", {row.order}"
+    return f"gap {row.gap_s:g} s, {row.lanes} lanes{order}"
+
+
+def _by_load(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(_load(row), []).append(row)
+    return groups
+
+
+def _section(title: str, rows: list[Row], fixed: dict[str, Figure]) -> dict[str, Any]:
+    """Tails are of the first seed's middle capacity."""
+    seeds = [row for row in rows if row.seed == rows[0].seed]
+    capacities = list(dict.fromkeys(row.capacity_blocks for row in seeds))
+    middle = capacities[(len(capacities) - 1) // 2]
+    figures = [hit_ratios(rows), gaps_closed(rows), tails([row for row in seeds if row.capacity_blocks == middle])]
+    plots = []
+    for figure in figures:
+        name = f"plot-{len(fixed) + 1}"
+        fixed[name] = figure
+        shown = figure.title if figure.title != "Tails" else f"Tails at {middle:,} blocks, seed {rows[0].seed}"
+        plots.append({"id": name, "title": shown, "says": figure.says})
+    return {"title": title, "plots": plots}
+
+
+def _inside(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+    shown: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if row.result is None or len(shown) == MOST_INSIDE or not (row.result.timeline or row.result.family):
+            continue
+        shown[f"run-{len(shown) + 1}"] = {
+            "name": f"{row.policy}, {row.capacity_blocks:,} blocks, {_load(row)}, seed {row.seed}",
+            "timeline": asdict(timeline(row.result.timeline)) if row.result.timeline else None,
+            "family": asdict(family_tree(row.result.family)) if row.result.family else None,
+        }
+    return shown
+
+
+def _chosen(inside: dict[str, dict[str, Any]]) -> str:
+    """The last policy at the middle capacity."""
+    names = list(inside)
+    policies = list(dict.fromkeys(one["name"].partition(",")[0] for one in inside.values()))
+    own = [name for name in names if inside[name]["name"].startswith(f"{policies[-1]},")] if names else []
+    return own[(len(own) - 1) // 2] if own else ""
+
+
+def _places(rows: Sequence[Row]) -> list[_Place]:
+    places: dict[str, list[_Line]] = {}
+    for row in rows:
+        where = row.lru_points_below_ceiling
+        below = "" if where is None else f"; LRU is {where:.2f} points under the ceiling"
+        name = f"{_load(row)}, seed {row.seed}: {row.capacity_blocks:,} blocks{below}"
+        places.setdefault(name, []).append(_Line(_cells(row), row.upper_bound))
+    return [_Place(name, lines) for name, lines in places.items()]
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    is_end = row.policy in ("lru", OPTIMUM)
+    result = row.result
+    return (
+        row.policy,
+        percent(row.block_hit_ratio),
+        f"{row.points_below:.2f}",
+        short(row.uncached_tokens),
+        NOTHING if row.policy == "lru" else change(row.uncached_vs_lru),
+        NOTHING if is_end else percent(row.gap_closed, digits=1),
+        short(row.demoted_blocks),
+        short(row.regretted_blocks),
+        NOTHING if result is None else short(sum(result.offloaded_blocks.values())),
+        NOTHING if result is None else short(sum(result.onboarded_blocks.values())),
+        NOTHING if is_end else more(row.extra_memory),
+    )
