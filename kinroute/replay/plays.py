@@ -11,18 +11,21 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from typing import TypeAlias
 
 from kinroute.replay.traces import Int32s, Kind, Session, Stop, TracedRequest, tokens_of
+
+Blocks: TypeAlias = tuple[tuple[int, int], ...]
+"""Runs of block ids: (first, count)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlayedRequest:
     """One request of the load. `play` counts from 0; `conversation` and `parent` are unique over all plays.
 
-    `answer`: the tokens to generate. They are those with which the conversation's next prompt goes on, as far as it
-    does, so the answer's blocks can be reused exactly there. `is_last`: nothing of this conversation follows.
+    `prompt_blocks`, `answer_blocks`: runs of block ids, (first, count), unique over all plays; the answer's last block
+    may be used in part. The tokens to generate are those with which the conversation's next prompt goes on, as far as
+    it does, so the answer's blocks can be reused exactly there. `is_last`: nothing of this conversation follows.
     """
 
     t_s: float
@@ -32,13 +35,25 @@ class PlayedRequest:
     parent: str | None
     kind: Kind
     stop: Stop | None
-    prompt: Int32s
-    answer: Int32s
+    prompt_blocks: Blocks
+    answer_blocks: Blocks
+    output_tokens: int
+    block_tokens: int
     is_last: bool
 
     @property
-    def output_tokens(self) -> int:
-        return len(self.answer)
+    def num_prompt_blocks(self) -> int:
+        return sum([count for _, count in self.prompt_blocks])
+
+    @property
+    def prompt(self) -> Int32s:
+        """Its tokens, made anew."""
+        return tokens_of(self.prompt_blocks, self.block_tokens)
+
+    @property
+    def answer(self) -> Int32s:
+        """The tokens to generate, made anew."""
+        return tokens_of(self.answer_blocks, self.block_tokens)[: self.output_tokens]
 
 
 def replay(
@@ -125,21 +140,24 @@ class _Play:
             parent=f"{self._number}/{request.parent}" if request.parent is not None else None,
             kind=request.kind,
             stop=request.stop,
-            prompt=tokens_of(request.blocks, self._session.block_tokens, self._first_id),
-            answer=self._answer(request, following),
+            prompt_blocks=tuple((first + self._first_id, count) for first, count in request.blocks),
+            answer_blocks=self._answer(request, following),
+            output_tokens=request.output_tokens,
+            block_tokens=self._session.block_tokens,
             is_last=following is None,
         )
 
-    def _answer(self, request: TracedRequest, following: TracedRequest | None) -> Int32s:
-        block = self._session.block_tokens
-        wanted = -(-request.output_tokens // block)
-        again: list[tuple[int, int]] = []
+    def _answer(self, request: TracedRequest, following: TracedRequest | None) -> Blocks:
+        wanted = -(-request.output_tokens // self._session.block_tokens)
+        blocks: list[tuple[int, int]] = []
         if following is not None and request.is_extended_by(following):
             again = _part(following.blocks, request.num_blocks, request.num_blocks + wanted)
-        seen = tokens_of(again, block, self._first_id)
-        fresh = tokens_of([(self._own_ids, wanted - len(seen) // block)], block)
+            blocks = [(first + self._first_id, count) for first, count in again]
+        fresh = wanted - sum(count for _, count in blocks)
+        if fresh:
+            blocks.append((self._own_ids, fresh))
         self._own_ids += wanted
-        return np.concatenate([seen, fresh])[: request.output_tokens]
+        return tuple(blocks)
 
 
 def _following(requests: Sequence[TracedRequest]) -> list[TracedRequest | None]:
