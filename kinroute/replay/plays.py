@@ -26,6 +26,7 @@ class PlayedRequest:
     `prompt_blocks`, `answer_blocks`: runs of block ids, (first, count), unique over all plays; the answer's last block
     may be used in part. The tokens to generate are those with which the conversation's next prompt goes on, as far as
     it does, so the answer's blocks can be reused exactly there. `is_last`: nothing of this conversation follows.
+    `lane`: which of those alive at the beginning it is, or came after.
     """
 
     t_s: float
@@ -40,6 +41,7 @@ class PlayedRequest:
     output_tokens: int
     block_tokens: int
     is_last: bool
+    lane: int = 0
 
     @property
     def num_prompt_blocks(self) -> int:
@@ -68,23 +70,23 @@ def replay(
     # (time of the next request, number of the play, where it is); plays differ in number, so nothing else is compared.
     next_up: list[tuple[float, int, _Play]] = []
 
-    def begin(now_s: float, number: int, lived: float) -> None:
+    def begin(now_s: float, number: int, lane: int, lived: float) -> None:
         nonlocal ids
         session = next(order)
         point_s = lived * session.length_s
-        play = _Play(session, number, ids, now_s - point_s)
+        play = _Play(session, number, lane, ids, now_s - point_s)
         ids += play.ids_needed
         play.skip(point_s)
         heapq.heappush(next_up, (play.next_s, number, play))
 
     numbers = itertools.count()
-    for _ in range(alive):
-        begin(0.0, next(numbers), draws.random())
+    for lane in range(alive):
+        begin(0.0, next(numbers), lane, draws.random())
     while True:
         now_s, number, play = next_up[0]
         if play.is_over:
             heapq.heappop(next_up)
-            begin(now_s, next(numbers), 0.0)
+            begin(now_s, next(numbers), play.lane, 0.0)
         else:
             yield play.take()
             heapq.heapreplace(next_up, (play.next_s, number, play))
@@ -100,9 +102,10 @@ def _endless(sessions: list[Session], draws: random.Random) -> Iterator[Session]
 class _Play:
     """A session that began at `began_s` of the load and whose block ids begin at `first_id`."""
 
-    def __init__(self, session: Session, number: int, first_id: int, began_s: float) -> None:
+    def __init__(self, session: Session, number: int, lane: int, first_id: int, began_s: float) -> None:
         self._session = session
         self._number = number
+        self.lane = lane
         self._first_id = first_id
         self._began_s = began_s
         self._at = 0
@@ -145,6 +148,7 @@ class _Play:
             output_tokens=request.output_tokens,
             block_tokens=self._session.block_tokens,
             is_last=following is None,
+            lane=self.lane,
         )
 
     def _answer(self, request: TracedRequest, following: TracedRequest | None) -> Blocks:

@@ -95,9 +95,9 @@ class RunResult:
     """Counts are of the requests after the warm-up, and of what happened from the arrival of the first of them on.
 
     `hit_blocks`: prompt blocks that admitted requests found, in whatever tier. `regretted_blocks`: prompt blocks that
-    were here once, that a request asks for, that are in no tier any more, and that a leaf-first LRU of all tiers' blocks
-    together would still have: their stack distance is below that. What the policy did not give up before its time is
-    never among them, but for what running requests held; under `subagent` they are the regretted demotions.
+    were here once, that a request asks for, that are in no tier any more, and that a leaf-first LRU of as many blocks
+    as all tiers have would still have: their stack distance is below that. Under `lru` they are only those that what
+    ran meanwhile pushed out; under `subagent` the others are the regretted demotions.
     `offloaded_blocks`, `onboarded_blocks`: by the tier that they went to, or came from. `refused`: requests with
     prompts larger than the device tier; all of their blocks count as missed. `digest`: of every decision, in hex.
     `tails`: by "all", "root", "sub", "side". `family`: one that was alive when four fifths of the requests had arrived.
