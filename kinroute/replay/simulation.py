@@ -23,6 +23,8 @@ def simulate(requests: Sequence[PlayedRequest], arm: Arm, on_progress: Callable[
 
     Raises ValueError where the arm cannot be, RanksDiffer where a rank decides otherwise than rank 0.
     """
+    if arm.closed_loop:
+        raise ValueError("closed_loop: this version plays the open loop only")
     return _OpenLoop(requests, arm, on_progress).run()
 
 

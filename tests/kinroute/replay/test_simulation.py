@@ -170,6 +170,7 @@ def test_progress_is_told_until_all_have_ended() -> None:
         ({"capacity_blocks": 0}, "at least one"),
         ({"warmup": 1.0}, "warmup"),
         ({"tp": 0}, "tp is 0"),
+        ({"closed_loop": True}, "open loop only"),
     ],
 )
 def test_an_arm_that_cannot_be_is_refused(members: dict[str, Any], said: str) -> None:
