@@ -73,7 +73,7 @@ def test_a_prompt_larger_than_the_cache_is_missed_as_a_whole() -> None:
 
 
 def test_a_finished_child_makes_room_for_what_comes_back() -> None:
-    child = {"conversation": "child", "parent": "a", "kind": "sub"}
+    child: dict[str, Any] = {"conversation": "child", "parent": "a", "kind": "sub"}
     requests = [
         asked(0.0, (50, 4), conversation="old"),
         asked(5.0, (0, 2)),
@@ -94,7 +94,7 @@ def test_a_finished_child_makes_room_for_what_comes_back() -> None:
 
 
 def test_a_demoted_block_that_is_wanted_after_all_is_regretted() -> None:
-    child = {"conversation": "child", "parent": "a", "kind": "sub"}
+    child: dict[str, Any] = {"conversation": "child", "parent": "a", "kind": "sub"}
     requests = [
         asked(0.0, (50, 4), conversation="old"),
         asked(5.0, (0, 2)),
