@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kinroute.replay.arm import Arm
-from kinroute.replay.families import family_at, family_to_watch
+from kinroute.replay.residency import family_at, family_to_watch
 from kinroute.replay.plays import PlayedRequest
 from kinroute.replay.results import Family, RunResult, Sample, Service, SessionTail, Tail, TierSample
 from kinroute.replay.shadow import LruShadow, ids_of
