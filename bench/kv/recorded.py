@@ -46,11 +46,12 @@ def _measured(manager: Manager, sessions: Sequence[Session], size: RecordedSize)
     prompt_tokens = cached_tokens = 0
     for number, request in enumerate(itertools.islice(requests, size.warm_up + size.requests)):
         one = Laps()
-        turn = Turn(request.prompt, request.conversation, request.parent, request.answer)
+        prompt = request.prompt
+        turn = Turn(prompt, request.conversation, request.parent, request.answer)
         cached = manager.serve(turn, one)
         if number >= size.warm_up:
             laps.append(one)
-            prompt_tokens += len(request.prompt)
+            prompt_tokens += len(prompt)
             cached_tokens += cached
     return {
         "prompt_tokens": round(prompt_tokens / len(laps)),

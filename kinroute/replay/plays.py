@@ -11,18 +11,22 @@ import itertools
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from typing import TypeAlias
 
 from kinroute.replay.traces import Int32s, Kind, Session, Stop, TracedRequest, tokens_of
+
+Blocks: TypeAlias = tuple[tuple[int, int], ...]
+"""Runs of block ids: (first, count)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlayedRequest:
     """One request of the load. `play` counts from 0; `conversation` and `parent` are unique over all plays.
 
-    `answer`: the tokens to generate. They are those with which the conversation's next prompt goes on, as far as it
-    does, so the answer's blocks can be reused exactly there. `is_last`: nothing of this conversation follows.
+    `prompt_blocks`, `answer_blocks`: runs of block ids, (first, count), unique over all plays; the answer's last block
+    may be used in part. The tokens to generate are those with which the conversation's next prompt goes on, as far as
+    it does, so the answer's blocks can be reused exactly there. `is_last`: nothing of this conversation follows.
+    `lane`: which of those alive at the beginning it is, or came after.
     """
 
     t_s: float
@@ -32,13 +36,26 @@ class PlayedRequest:
     parent: str | None
     kind: Kind
     stop: Stop | None
-    prompt: Int32s
-    answer: Int32s
+    prompt_blocks: Blocks
+    answer_blocks: Blocks
+    output_tokens: int
+    block_tokens: int
     is_last: bool
+    lane: int = 0
 
     @property
-    def output_tokens(self) -> int:
-        return len(self.answer)
+    def num_prompt_blocks(self) -> int:
+        return sum([count for _, count in self.prompt_blocks])
+
+    @property
+    def prompt(self) -> Int32s:
+        """Its tokens, made anew."""
+        return tokens_of(self.prompt_blocks, self.block_tokens)
+
+    @property
+    def answer(self) -> Int32s:
+        """The tokens to generate, made anew."""
+        return tokens_of(self.answer_blocks, self.block_tokens)[: self.output_tokens]
 
 
 def replay(
@@ -53,23 +70,23 @@ def replay(
     # (time of the next request, number of the play, where it is); plays differ in number, so nothing else is compared.
     next_up: list[tuple[float, int, _Play]] = []
 
-    def begin(now_s: float, number: int, lived: float) -> None:
+    def begin(now_s: float, number: int, lane: int, lived: float) -> None:
         nonlocal ids
         session = next(order)
         point_s = lived * session.length_s
-        play = _Play(session, number, ids, now_s - point_s)
+        play = _Play(session, number, lane, ids, now_s - point_s)
         ids += play.ids_needed
         play.skip(point_s)
         heapq.heappush(next_up, (play.next_s, number, play))
 
     numbers = itertools.count()
-    for _ in range(alive):
-        begin(0.0, next(numbers), draws.random())
+    for lane in range(alive):
+        begin(0.0, next(numbers), lane, draws.random())
     while True:
         now_s, number, play = next_up[0]
         if play.is_over:
             heapq.heappop(next_up)
-            begin(now_s, next(numbers), 0.0)
+            begin(now_s, next(numbers), play.lane, 0.0)
         else:
             yield play.take()
             heapq.heapreplace(next_up, (play.next_s, number, play))
@@ -85,9 +102,10 @@ def _endless(sessions: list[Session], draws: random.Random) -> Iterator[Session]
 class _Play:
     """A session that began at `began_s` of the load and whose block ids begin at `first_id`."""
 
-    def __init__(self, session: Session, number: int, first_id: int, began_s: float) -> None:
+    def __init__(self, session: Session, number: int, lane: int, first_id: int, began_s: float) -> None:
         self._session = session
         self._number = number
+        self.lane = lane
         self._first_id = first_id
         self._began_s = began_s
         self._at = 0
@@ -125,21 +143,25 @@ class _Play:
             parent=f"{self._number}/{request.parent}" if request.parent is not None else None,
             kind=request.kind,
             stop=request.stop,
-            prompt=tokens_of(request.blocks, self._session.block_tokens, self._first_id),
-            answer=self._answer(request, following),
+            prompt_blocks=tuple((first + self._first_id, count) for first, count in request.blocks),
+            answer_blocks=self._answer(request, following),
+            output_tokens=request.output_tokens,
+            block_tokens=self._session.block_tokens,
             is_last=following is None,
+            lane=self.lane,
         )
 
-    def _answer(self, request: TracedRequest, following: TracedRequest | None) -> Int32s:
-        block = self._session.block_tokens
-        wanted = -(-request.output_tokens // block)
-        again: list[tuple[int, int]] = []
+    def _answer(self, request: TracedRequest, following: TracedRequest | None) -> Blocks:
+        wanted = -(-request.output_tokens // self._session.block_tokens)
+        blocks: list[tuple[int, int]] = []
         if following is not None and request.is_extended_by(following):
             again = _part(following.blocks, request.num_blocks, request.num_blocks + wanted)
-        seen = tokens_of(again, block, self._first_id)
-        fresh = tokens_of([(self._own_ids, wanted - len(seen) // block)], block)
+            blocks = [(first + self._first_id, count) for first, count in again]
+        fresh = wanted - sum(count for _, count in blocks)
+        if fresh:
+            blocks.append((self._own_ids, fresh))
         self._own_ids += wanted
-        return np.concatenate([seen, fresh])[: request.output_tokens]
+        return tuple(blocks)
 
 
 def _following(requests: Sequence[TracedRequest]) -> list[TracedRequest | None]:
