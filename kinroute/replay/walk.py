@@ -16,7 +16,7 @@ from typing import Protocol
 
 import numpy as np
 
-from kinroute.replay.segments import Bools, Int64s, Segments
+from kinroute.replay.segments import Bools, Float64s, Int64s, Segments
 
 STEP_MS = 30
 """How long a step takes."""
@@ -64,8 +64,8 @@ class Walk:
         self._queue: list[int] = []
         self._retries = False
         self._plan = -1
-        self._arrivals: list[int] = np.ceil(segments.arrivals_s * (1000 / STEP_MS)).astype(np.int64).tolist()
-        self._ends: list[int] = np.ceil(segments.ends_s * (1000 / STEP_MS)).astype(np.int64).tolist()
+        self._arrivals: list[int] = _plans(segments.arrivals_s)
+        self._ends: list[int] = _plans(segments.ends_s)
         self.came = 0
         self.hits = np.zeros(segments.num_requests, np.int64)
         self.waited = self.most_held = 0
@@ -133,10 +133,12 @@ class Walk:
         """Hold all of it; returns the blocks that are needed for this plan beyond it."""
         found = int(self._present[path].sum())
         # The last token of a prompt is computed in any case, and so its block, for which there is a place till then.
-        again = bool(len(path)) and bool(self._segments.is_repeated_end[path[-1]] and self._present[path[-1]])
+        is_all = found == self._segments.prompt_blocks[request]
+        again = found > 0 and bool(is_all or (self._segments.is_repeated_end[path[-1]] and self._present[path[-1]]))
         lent = int(again and room > 0 and not self._order.is_bound)
         self._lent += lent
         self.hits[request] = found - again
+        self._made[path[self._present[path] < self._segments.length[path]]] = self._plan
         self._hold(path)
         self._fill(path)
         self._order.admitted(request, self._segments.path(request))
@@ -179,7 +181,6 @@ class Walk:
         self._children[self._segments.parent[lacks[self._present[lacks] == 0]]] += 1
         self._used += int((self._segments.length[lacks] - self._present[lacks]).sum())
         self._present[lacks] = self._segments.length[lacks]
-        self._made[lacks] = self._plan
 
     def _make_room(self) -> None:
         """Idle blocks leave until there is a place for each that is here."""
@@ -221,3 +222,9 @@ class Walk:
     def _push(self, segment: int) -> None:
         entry = (int(self._order.keys[segment]), -int(self._segments.depth[segment]), segment)
         heapq.heappush(self._leaving, entry)
+
+
+def _plans(times_s: Float64s) -> list[int]:
+    """The first plan at each of these times or after it; a microsecond counts for nothing."""
+    plans: list[int] = np.ceil(times_s * (1000 / STEP_MS) - 1e-4).astype(np.int64).tolist()
+    return plans

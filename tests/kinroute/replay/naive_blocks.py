@@ -111,7 +111,7 @@ class Naive:
             while left and _plan_of(left[0][1].t_s) <= self.plan:
                 number, request = left.pop(0)
                 self.waiting.append(self.arrive(number, request))
-            self.admit({number: request for number, request in enumerate(requests)})
+            self.admit(dict(enumerate(requests)))
             self.check()
             self.plan += 1
 
@@ -148,7 +148,7 @@ class Naive:
                 self.lent += 1
                 room -= 1
             run.over = max(run.over, self.plan + 1)
-            self.add(run, prefixes)
+            self.add(run, prefixes, self.plan + 1)
             self.register(requests[run.number])
             begun.append(run)
         self.waiting = waiting
@@ -162,7 +162,7 @@ class Naive:
         prefixes = _prefixes(run.prompt + run.answer)[len(run.prompt) :]
         new = sum(one not in self.blocks or not self.blocks[one].holders for one in prefixes)
         if self.num_held() + new <= self.capacity:
-            self.add(run, prefixes)
+            self.add(run, prefixes, self.plan)
             self.make_room()
         self.releases += 1
         for block in run.blocks:
@@ -171,12 +171,12 @@ class Naive:
         if run.conversation:
             self.talks[run.conversation].in_flight -= 1
 
-    def add(self, run: Run, prefixes: list[Prefix]) -> None:
+    def add(self, run: Run, prefixes: list[Prefix], seen_from: int) -> None:
         """Hold these, and make those that are not there."""
         extends = False
         for prefix in prefixes:
             if prefix not in self.blocks:
-                self.blocks[prefix] = Block(prefix, run.conversation, self.plan + 1)
+                self.blocks[prefix] = Block(prefix, run.conversation, seen_from)
                 extends = True
             self.blocks[prefix].holders += 1
             run.blocks.append(self.blocks[prefix])
@@ -227,7 +227,7 @@ class Naive:
         return [*found, *(below for one in found for below in self.descendants(one))]
 
     def demote(self, name: str) -> None:
-        """What it owns and nobody holds or extends, from the leaves up; what it and its descendants own is no other's."""
+        """What it owns and nobody holds or extends, from the leaves up; its descendants' blocks are no other's."""
         owners = {name, *self.descendants(name)}
         clear: set[Prefix] = set()
         for prefix in sorted(self.blocks, key=len, reverse=True):
