@@ -71,15 +71,10 @@ class NextUse:
 
     def __init__(self, segments: Segments, start: int = 0, stop: int | None = None) -> None:
         self._segments = segments
-        self._start = start
         stop = segments.num_requests if stop is None else stop
         self.may_leave_alone: Bools | None = segments.is_repeated_end
         self._uses, self._gains = self._known_uses(start, stop)
-        first, last = segments.starts[[start, stop]]
-        of_request = np.repeat(np.arange(start, stop), np.diff(segments.starts[start : stop + 1]))
-        self._next = self._next_use(segments.paths[first:last], of_request)
-        every = np.arange(len(segments.length))
-        self.keys = -self._next_use(every, np.full(len(every), start - 1))
+        self.keys = -self._next_use(np.arange(len(segments.length)), np.int64(start - 1))
 
     def _known_uses(self, start: int, stop: int) -> tuple[Int64s, Int64s]:
         """Uses of a segment by a prompt, as one number each, by segment and then request; and the request, or NEVER
@@ -97,16 +92,14 @@ class NextUse:
         # One more, of no segment, so that there is always a next one.
         return np.append(uses, len(segments.length) * segments.num_requests), np.append(gains, NEVER)
 
-    def _next_use(self, segment: Int64s, request: Int64s) -> Int64s:
-        """Who asks for `segment` next after `request`; NEVER where nobody does, or gains nothing by it."""
+    def _next_use(self, segment: Int64s, request: np.int64) -> Int64s:
+        """Who asks for each of these segments next after `request`; NEVER where nobody does, or gains nothing by it."""
         num = self._segments.num_requests
         at = np.searchsorted(self._uses, segment * num + request, side="right")
         return np.where(self._uses[at] // num == segment, self._gains[at], NEVER)
 
     def admitted(self, request: int, path: Int64s) -> None:
-        starts = self._segments.starts
-        offset = starts[self._start]
-        self.keys[path] = -self._next[starts[request] - offset : starts[request + 1] - offset]
+        self.keys[path] = -self._next_use(path, np.int64(request))
 
     def let_go(self, path: Int64s) -> None:
         """Nothing is different."""
