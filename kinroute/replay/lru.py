@@ -17,7 +17,7 @@ class Recency:
         self.keys = np.zeros(len(segments.length), np.int64)
         self._released = 0
 
-    def admitted(self, request: int, path: Int64s) -> None:
+    def admitted(self, request: int) -> None:
         """Nothing is different."""
 
     def let_go(self, path: Int64s) -> None:

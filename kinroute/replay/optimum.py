@@ -71,10 +71,11 @@ class NextUse:
 
     def __init__(self, segments: Segments, start: int = 0, stop: int | None = None) -> None:
         self._segments = segments
+        self._newest = start - 1
         stop = segments.num_requests if stop is None else stop
         self.may_leave_alone: Bools | None = segments.is_repeated_end
         self._uses, self._gains = self._known_uses(start, stop)
-        self.keys = -self._next_use(np.arange(len(segments.length)), np.int64(start - 1))
+        self.keys = -self._next_use(np.arange(len(segments.length)), self._newest)
 
     def _known_uses(self, start: int, stop: int) -> tuple[Int64s, Int64s]:
         """Uses of a segment by a prompt, as one number each, by segment and then request; and the request, or NEVER
@@ -92,14 +93,14 @@ class NextUse:
         # One more, of no segment, so that there is always a next one.
         return np.append(uses, len(segments.length) * segments.num_requests), np.append(gains, NEVER)
 
-    def _next_use(self, segment: Int64s, request: np.int64) -> Int64s:
+    def _next_use(self, segment: Int64s, request: int) -> Int64s:
         """Who asks for each of these segments next after `request`; NEVER where nobody does, or gains nothing by it."""
         num = self._segments.num_requests
         at = np.searchsorted(self._uses, segment * num + request, side="right")
         return np.where(self._uses[at] // num == segment, self._gains[at], NEVER)
 
-    def admitted(self, request: int, path: Int64s) -> None:
-        self.keys[path] = -self._next_use(path, np.int64(request))
+    def admitted(self, request: int) -> None:
+        self._newest = request
 
     def let_go(self, path: Int64s) -> None:
-        """Nothing is different."""
+        self.keys[path] = -self._next_use(path, self._newest)

@@ -35,11 +35,11 @@ class Order(Protocol):
     may_leave_alone: Bools | None
     is_bound: bool
 
-    def admitted(self, request: int, path: Int64s) -> None:
-        """`path`: of prompt and answer."""
+    def admitted(self, request: int) -> None:
+        """By rising number, where nobody waits for a sibling."""
 
     def let_go(self, path: Int64s) -> None:
-        """Of a request that is over."""
+        """A request is over, and only now the keys of what it held may become others."""
 
 
 class Walk:
@@ -141,7 +141,7 @@ class Walk:
         self._made[path[self._present[path] < self._segments.length[path]]] = self._plan
         self._hold(path)
         self._fill(path)
-        self._order.admitted(request, self._segments.path(request))
+        self._order.admitted(request)
         heapq.heappush(self._running, (max(self._ends[request], self._plan + 1), request))
         return lent
 

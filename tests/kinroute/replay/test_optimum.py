@@ -21,30 +21,27 @@ def best_of_all(requests: list[Words], capacity: int, role: Role) -> int | None:
     """The most hits that any sequence of legal evictions reaches, by trying them all.
 
     Legal: in the plan in which they come, requests hold all of their blocks, old and new, until that in which they are
-    over; an answer's blocks are held from there to the end of that plan. Whenever there are more blocks than places, as
-    many idle ones leave as there are too many, none before what hangs below it. Nobody waits. A hit is a block that is
-    there when the request comes, or that another needs that came before, the last block of a prompt excepted.
+    over, one after the other, each with its answer's blocks till these have their places. Whenever there are more
+    blocks than places, as many idle ones leave as there are too many, none before what hangs below it. Nobody waits. A
+    hit is a block that is there when the request comes, or that another needs that came before, the last block of a
+    prompt excepted.
     None: they hold more than there are places.
     """
     states: dict[Cache, int] = {frozenset(): 0}
     overs = [max(one.plan + one.plans, one.plan + 1) for one in requests]
+    running: list[int] = []
     for plan in range(max(overs) + 1):
-        held = {
-            word for one, over in zip(requests, overs, strict=True) if one.plan < plan <= over for word in path(one)
-        }
-        for one, over in zip(requests, overs, strict=True):
-            if over == plan:
-                answer = path(one, one.answer if role == "aggregated" else "")
-                states = roomy(
-                    {cache | set(answer): hits for cache, hits in states.items()}, held | set(answer), capacity
-                )
-        held = {
-            word for one, over in zip(requests, overs, strict=True) if one.plan <= plan < over for word in path(one)
-        }
-        for one in requests:
+        for number in sorted(running, key=lambda number: (overs[number], number)):
+            if overs[number] == plan:
+                answer = set(path(requests[number], requests[number].answer if role == "aggregated" else ""))
+                held = {word for one in running for word in path(requests[one])} | answer
+                states = roomy({cache | answer: hits for cache, hits in states.items()}, held, capacity)
+                running.remove(number)
+        for number, one in enumerate(requests):
             if one.plan == plan:
+                running.append(number)
                 states = asked(states, one)
-        states = roomy(states, held, capacity)
+        states = roomy(states, {word for one in running for word in path(requests[one])}, capacity)
     return max(states.values(), default=None)
 
 
