@@ -33,10 +33,11 @@ def windowed(requests: Sequence[Blocks], capacity_blocks: int, *, window: int, r
     windows: list[Window] = []
     while lru.came < len(requests):
         first = lru.came
-        best = lru.forked(NextUse(segments, first, min(first + window, len(requests))))
-        for walk in (best, lru):
-            walk.run(min(first + window, len(requests)))
-        part = slice(first, min(lru.came, best.came))
+        before = lru.forked(Recency(segments))
+        lru.run(min(first + window, len(requests)))
+        part = slice(first, lru.came)
+        best = before.forked(NextUse(segments, first, lru.came))
+        best.run(lru.came)
         windows.append(
             Window(
                 first=first,
