@@ -8,7 +8,7 @@ from kinroute.replay.capacities import TOLERANCE_POINTS, LruCurve, lru_needs, pl
 from kinroute.replay.ceiling import ceiling
 from kinroute.replay.optimum import optimum
 from kinroute.replay.segments import segments_of
-from tests.kinroute.replay.loads import Asked, Words, load
+from tests.kinroute.replay.words import Asked, Words, load
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from kinroute.replay.lru import Recency
 from kinroute.replay.optimum import Bound, NextUse, optimum, optimum_of
 from kinroute.replay.segments import Role, segments_of
 from kinroute.replay.walk import Walk
-from tests.kinroute.replay.loads import Words, load, words
+from tests.kinroute.replay.words import Words, load, words
 
 Cache: TypeAlias = frozenset[str]
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 
 from kinroute.replay.segments import Segments, segments_of
-from tests.kinroute.replay.loads import Asked, Words, load, words
+from tests.kinroute.replay.words import Asked, Words, load, words
 
 
 def spelled(segments: Segments, request: int) -> list[tuple[int, int]]:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from kinroute.replay.lru import Recency
 from kinroute.replay.segments import Role, segments_of
 from kinroute.replay.walk import Walk
-from tests.kinroute.replay.loads import Words, load, words
+from tests.kinroute.replay.words import Words, load, words
 from tests.kinroute.replay.naive_blocks import Naive
 
 

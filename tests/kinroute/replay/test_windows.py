@@ -7,7 +7,7 @@ from kinroute.replay.lru import Recency
 from kinroute.replay.segments import segments_of
 from kinroute.replay.walk import Walk
 from kinroute.replay.windows import Window, windowed
-from tests.kinroute.replay.loads import Words, load, words
+from tests.kinroute.replay.words import Words, load, words
 
 
 def test_a_window_begins_with_the_cache_that_lru_had() -> None:
