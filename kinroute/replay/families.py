@@ -23,7 +23,7 @@ LONGEST_TAIL = 20
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What families are like. "Measured" is the member of `kinroute trace measure` with the same name, on agentic-dev."""
+    """What families are like. "Measured": by `kinroute trace measure`, on agentic-dev, the member of that name."""
 
     block_tokens: int = 64
     """As agentic-dev has it."""
@@ -47,7 +47,7 @@ class Shape:
     """Measured: answers that end a turn."""
     edits: float = 0.08
     """Measured: the last block of a prompt is rewritten as the conversation goes on."""
-    compactions: float = 0.008
+    compactions: float = 0.013
     """Measured: the prompt begins anew behind the system prompt."""
     system_tokens: int = 11_500
     """Measured (`shared_tokens`, p90): what the conversations of one agent type have in common."""
@@ -106,6 +106,8 @@ class _Agent:
     system_blocks: int = 0
     ended_s: float = 0.0
     had: int = 0
+    resumes_at: int | None = None
+    """Behind which of its parent's turns it gets another task."""
 
 
 @dataclass(slots=True)
@@ -161,6 +163,7 @@ class _Family:
             blocks = [self.systems[kind], *self._fresh(shape.sub_prompt_tokens)]
             name = f"sub {len(self.children) + 1}"
             child = _Agent(name, "sub", parent.name, blocks, self._count(shape.sub_turns), self.systems[kind][1])
+            child.resumes_at = self._resumes_at(parent)
             self.children.append(child)
             self._run(child, parent.ended_s + self.draws.random())
             if not self._is(shape.background):
@@ -168,14 +171,17 @@ class _Family:
         return waits_s
 
     def _resume(self, root: _Agent) -> None:
-        """Now and then a child that has ended gets another task; over a session as many as the shape says."""
-        ended = [child for child in self.children if child.ended_s < root.ended_s and child.had == child.turns]
-        left = max(1, root.turns - root.had + 1)
-        for child in ended:
-            if self._is(min(1.0, self.shape.resumed / left * 2)):
+        """Children whose turn it is, and who have ended, get another task."""
+        for child in self.children:
+            if child.resumes_at is not None and child.resumes_at <= root.had and child.ended_s < root.ended_s:
                 child.turns += self._count(self.shape.sub_turns)
                 self._grow(child)
                 self._run(child, root.ended_s + self.draws.random())
+                child.resumes_at = self._resumes_at(root)
+
+    def _resumes_at(self, parent: _Agent) -> int | None:
+        later = parent.turns - parent.had
+        return parent.had + self.draws.randint(1, later) if later and self._is(self.shape.resumed) else None
 
     def _run(self, child: _Agent, t_s: float) -> None:
         while child.had < child.turns:

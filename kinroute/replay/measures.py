@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -18,11 +19,10 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Measures:
-    """Tokens are whole blocks' where they are a prompt's. Gaps: from an answer's end to the conversation's next request.
+    """Tokens of a prompt are whole blocks'. Gaps: from an answer's end to the conversation's next request.
 
-    `edits`: turns after which the next prompt does not extend this one but keeps half of it; `compactions`: where it keeps
-    less. `shared_tokens`: what a sub-agent's first prompt
-    has in common with an earlier conversation of the session.
+    `edits`: turns whose prompt the next one does not extend, but keeps half of; `compactions`: keeps less.
+    `shared_tokens`: what a sub-agent's first prompt has in common with an earlier conversation of its session.
     """
 
     sessions: int
@@ -57,7 +57,7 @@ def measure(sessions: Sequence[Session]) -> Measures:
         raise ValueError("no session has a root")
     tokens = sessions[0].block_tokens
     calls = [request for session in sessions for request in session.requests]
-    steps = [(one, after) for turns in roots for one, after in zip(turns, turns[1:], strict=False)]
+    steps = [(one, after) for turns in roots for one, after in itertools.pairwise(turns)]
     grown = [after.num_blocks - one.num_blocks for one, after in steps if one.is_extended_by(after)]
     kept = [_common(one, after) / one.num_blocks for one, after in steps if not one.is_extended_by(after)]
     gaps = [(one.stop, max(0.0, after.t_s - one.t_s - one.duration_s)) for one, after in steps]
