@@ -13,6 +13,7 @@ from kinroute.problem import Problem
 from kinroute.processes import die_with_parent
 from kinroute.replay.arguments import add_replay_arguments, asked
 from kinroute.token_arguments import add_token_commands
+from kinroute.trace_arguments import add_trace_commands
 
 VERSION = "0.1.0"
 
@@ -122,6 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     recording.add_argument("--json", action="store_true", help="all of it as JSON")
     add_key_commands(commands)
     add_token_commands(commands)
+    add_trace_commands(commands)
     bench = command("bench", _bench, "Measure this machine; ratios side by side in one run.")
     bench.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="see `kinroute bench --help`")
     return parser

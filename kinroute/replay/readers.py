@@ -17,10 +17,14 @@ from typing import Any
 import msgspec
 
 from kinroute.replay import hash_rows, session_files, traces
+from kinroute.replay.families import PRESETS, synthesize
 from kinroute.replay.faults import TraceError
 from kinroute.replay.lines import lines_of, whole_text
 from kinroute.replay.traces import Session
 
+SYNTHETIC = "synthetic:"
+USUAL_SESSIONS = 74
+USUAL_SEED = 1
 SUFFIXES = (".json", ".jsonl", ".gz")
 EXPECTED = (
     "a trace: sessions of ours (session, block_tokens, requests), a session file of kv-cache-tester (id, block_size, "
@@ -29,12 +33,28 @@ EXPECTED = (
 
 
 def read_sessions(paths: Sequence[Path], *, block_tokens: int | None = None) -> list[Session]:
-    """Every session of these files, in their order; of a folder, of its files by name.
+    """Every session of these files, in their order; of a folder, of its files by name. A path `synthetic:PRESET` is no
+    file: its sessions are made up, as `kinroute.replay.families` says.
 
     `block_tokens`: of formats that do not say it themselves; None is what fits their lengths. Raises OSError, or
     TraceError with file, line and what was expected there.
     """
-    return [session for path in paths for file in _files(path) for session in _read(file, block_tokens)]
+    made: list[Session] = []
+    for path in paths:
+        if str(path).startswith(SYNTHETIC):
+            made.extend(_synthetic(path))
+        else:
+            made.extend(session for file in _files(path) for session in _read(file, block_tokens))
+    return made
+
+
+def _synthetic(path: Path) -> Iterator[Session]:
+    """`synthetic:PRESET[:SESSIONS[:SEED]]`."""
+    preset, *numbers = str(path).removeprefix(SYNTHETIC).split(":")
+    if preset not in PRESETS or len(numbers) > 2 or not all(number.isdecimal() for number in numbers):
+        raise TraceError(path, 0, f"{SYNTHETIC}PRESET[:SESSIONS[:SEED]], PRESET one of {', '.join(PRESETS)}")
+    sessions, seed = (*map(int, numbers), *(USUAL_SESSIONS, USUAL_SEED)[len(numbers) :])
+    return synthesize(PRESETS[preset], sessions, seed)
 
 
 def _files(path: Path) -> Sequence[Path]:
