@@ -27,7 +27,7 @@ schemas: ## Write the golden files of the settings again, for review
 	@.venv/bin/python -m tests.settings_schemas
 
 bench: ## Measure this machine: a table, and bench-results.json
-	@scripts/install edge,worker,dev && .venv/bin/kinroute bench --json bench-results.json
+	@scripts/install edge,worker,replay,dev && .venv/bin/kinroute bench --json bench-results.json
 
 soak: ## Throw dice at the cache manager and its ranks for STEPS steps (1000000) by SEED (1)
 	@STEPS="$(or $(STEPS),1000000)" SEED="$(or $(SEED),1)" GAME="$(GAME)" .venv/bin/python -m tests.soak
