@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from kinroute.replay.arm import Arm
-from kinroute.replay.residency import family_at, family_to_watch
 from kinroute.replay.plays import PlayedRequest
+from kinroute.replay.residency import family_at, family_to_watch
 from kinroute.replay.results import Family, RunResult, Sample, Service, SessionTail, Tail, TierSample
 from kinroute.replay.shadow import LruShadow, ids_of
 from worker.core.plan import Admit, Plan, Suspend

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kinroute.replay.arm import Arm
 from kinroute.replay.arguments import OPTIMUM, Asked, Role
+from kinroute.replay.arm import Arm
 from kinroute.replay.capacities import lru_needs, place
 from kinroute.replay.ceiling import ceiling
 from kinroute.replay.loads import Load

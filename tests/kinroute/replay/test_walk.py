@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from kinroute.replay.lru import Recency
 from kinroute.replay.segments import Role, segments_of
 from kinroute.replay.walk import Walk
-from tests.kinroute.replay.words import Words, load, words
 from tests.kinroute.replay.naive_blocks import Naive
+from tests.kinroute.replay.words import Words, load, words
 
 
 def lru_hits(capacity: int, *requests: Words, role: Role = "context") -> list[int]:
