@@ -136,8 +136,10 @@ class Loop(abc.ABC):
                 case Event.ARRIVES:
                     self._arrive(index, now_ms)
                 case Event.SPEAKS:
-                    speaker = self.speakers[RequestKey(index + 1)]
-                    if speaker.may_speak:
+                    # One that made way and came back is due twice, and may be over by now.
+                    speaker = self.speakers.get(RequestKey(index + 1))
+                    if speaker is not None and speaker.may_speak:
+                        speaker.may_speak = False
                         spoken.append((speaker, max(1, speaker.left - 1)))
                 case Event.IS_RELEASED:
                     self.worker.scheduler.released(RequestKey(index + 1))

@@ -155,6 +155,14 @@ def test_a_result_says_where_the_rest_went() -> None:
     assert json.loads(json.dumps(dataclasses.asdict(result)))["policy"] == "subagent"
 
 
+@pytest.mark.parametrize(("seed", "requests", "capacity"), [(1, 60, 33), (10, 30, 18)])
+def test_a_request_that_made_way_speaks_once_all_the_same(seed: int, requests: int, capacity: int) -> None:
+    result = run(load(seed, requests, alive=6), capacity=capacity, warmup=0.0)
+
+    assert result.suspensions > 0
+    assert result.counted == requests
+
+
 def test_progress_is_told_until_all_have_ended() -> None:
     told: list[int] = []
 
