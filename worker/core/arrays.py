@@ -1,13 +1,15 @@
-"""A growable array of int32: appending costs what is appended."""
+"""A growable array of int32, appending to which costs what is appended; and values that follow each other."""
 
 from __future__ import annotations
 
-from typing import Self
+from collections.abc import Iterator, Sequence
+from typing import Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 Int32s = npt.NDArray[np.int32]
+T = TypeVar("T")
 EMPTY: Int32s = np.empty(0, np.int32)
 
 
@@ -55,3 +57,12 @@ class Growing:
         """Keep the first `size`."""
         self.size = size
         self.view = self._room[:size]
+
+
+def alike(values: Sequence[T]) -> Iterator[tuple[T, int, int]]:
+    """Each value and its places, [start, stop): equal ones that follow each other are one."""
+    start = 0
+    for stop in range(1, len(values) + 1):
+        if stop == len(values) or values[stop] != values[start]:
+            yield values[start], start, stop
+            start = stop

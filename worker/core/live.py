@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -80,6 +81,15 @@ class Live:
     def is_running(self) -> bool:
         """It has pages, and is neither done nor given up."""
         return self.stage in (Stage.LOADING, Stage.PREFILL, Stage.DECODING, Stage.PULLING)
+
+    def of_answer(self, token_ids: Sequence[int]) -> Sequence[int]:
+        """Those of these tokens, the next ones, that come before its end, and the one that ends it."""
+        stopping, had = self.request.stopping, len(self.output)
+        count = min(len(token_ids), max(1, stopping.max_tokens - had))
+        if stopping.stop_token_ids:
+            may_stop = range(max(0, stopping.min_tokens - had), count)
+            count = next((at + 1 for at in may_stop if token_ids[at] in stopping.stop_token_ids), count)
+        return token_ids[:count]
 
     def ending(self) -> tuple[FinishReason, int | None] | None:
         """Why the answer ends with the last token of `output`, and which token stopped it."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from worker.core import plan as plans
-from worker.core.arrays import Growing
+from worker.core.arrays import Growing, alike
 from worker.core.batches import ChunkOf, batch_of
 from worker.core.cache import KvCache
 from worker.core.config import CacheConfig, ReusePolicy
@@ -115,10 +115,14 @@ class Replica:
         return self._journal.decisions
 
     def _append_sampled(self, act: plans.Sampled) -> None:
-        for key, token in zip(act.keys, act.token_ids, strict=True):
+        for key, start, stop in alike(act.keys):
             sequence = self.sequences.get(RequestKey(key))
-            if sequence is not None:
-                sequence.tokens.append(token)
+            if sequence is None:
+                continue
+            if stop == start + 1:
+                sequence.tokens.append(act.token_ids[start])
+            else:
+                sequence.tokens.extend(np.array(act.token_ids[start:stop], np.int32))
 
     def _prefill_ended(self, sequence: Sequence) -> None:
         if sequence.prefills:

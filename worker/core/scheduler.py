@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from worker.core import plan as plans
 from worker.core.admission import Admission, Place
+from worker.core.arrays import alike
 from worker.core.config import SchedulerConfig
 from worker.core.conversations import News, StopReason
 from worker.core.live import Live, Stage
@@ -419,16 +420,28 @@ class Scheduler:
                 self._act(act)
 
     def complete(self, plan: Plan, sampled: Sampled) -> list[Output]:
-        """What the step tells, now that its tokens are known. They travel to the other ranks with the next plan."""
+        """What the step tells, now that its tokens are known. They travel to the other ranks with the next plan.
+
+        Several of one request follow each other; those behind its end are ignored.
+        """
         told, self._told = self._told, []
-        kept: list[tuple[RequestKey, int]] = []
-        for key, token in zip(sampled.requests, sampled.token_ids, strict=True):
+        keys: list[RequestKey] = []
+        tokens: list[int] = []
+        for key, start, stop in alike(sampled.requests):
             live = self._live.get(key)
             if live is None:
                 continue
-            live.output.append(token)
-            self._waiting.generated(live)
+            token = sampled.token_ids[start]
             logprobs = sampled.logprobs.get(key)
+            if stop > start + 1:
+                *before, token = live.of_answer(sampled.token_ids[start:stop])
+                live.output += before
+                self._waiting.generated(live, len(before))
+                told += [TokenOut(key, one, logprobs) for one in before]
+                keys += [key] * len(before)
+                tokens += before
+            live.output.append(token)
+            self._waiting.generated(live, 1)
             ending = live.ending()
             if ending is None and live.stage is Stage.PINNED:
                 prompt = len(live.request.token_ids)
@@ -436,13 +449,13 @@ class Scheduler:
                 continue
             told.append(TokenOut(key, token, logprobs))
             if ending is None:
-                kept.append((key, token))
+                keys.append(key)
+                tokens.append(token)
             else:
                 told.append(Finished(key, *ending))
                 self._forget(live)
-        if kept:
-            keys, tokens = zip(*kept, strict=True)
-            self._due.insert(0, plans.Sampled(keys, tokens))
+        if keys:
+            self._due.insert(0, plans.Sampled(tuple(keys), tuple(tokens)))
         return told
 
     def _end(self, live: Live) -> None:

@@ -90,9 +90,9 @@ class Waiting:
         else:
             self._new.take(live.request.tenant, live, cost)
 
-    def generated(self, live: Live) -> None:
-        """One more token of its answer."""
-        self._new.charge(live.request.tenant, 1)
+    def generated(self, live: Live, count: int) -> None:
+        """So many more tokens of its answer."""
+        self._new.charge(live.request.tenant, count)
 
     def drop(self, live: Live) -> None:
         """It ends before it begins."""
