@@ -24,11 +24,12 @@ PARTS = {
     "worker": "bench.worker",
     "handoff": "bench.handoff",
     "kv": "bench.kv.report",
+    "replay": "bench.replay",
     "tiers": "bench.tiers",
     "fairness": "bench.fairness",
     "attacks": "bench.attacks",
 }
-REPLAYING = ("kv",)
+REPLAYING = ("kv", "replay")
 """Parts that take a trace."""
 STDOUT = "-"
 
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--trace",
         type=Path,
         metavar="FILE",
-        help="recorded sessions that `kv` replays: ours, or of kv-cache-tester, Mooncake, AIPerf",
+        help="recorded sessions that `kv` and `replay` play: ours, or of kv-cache-tester, Mooncake, AIPerf",
     )
     given = parser.parse_args(argv)
     unknown = [part for part in given.parts if part not in PARTS]

@@ -17,7 +17,7 @@ from kinroute.replay.plays import PlayedRequest
 from kinroute.replay.results import RunResult, Service
 from kinroute.replay.simulated import GREEDY, PHASES, REASONS, Planned, SimulatedWorker
 from worker.core.conversations import News
-from worker.core.outputs import Finished, HandoffReady, Output
+from worker.core.outputs import Finished, HandoffReady, Output, TokenOut
 from worker.core.plan import Suspend
 from worker.core.types import Request, RequestKey, Stopping
 
@@ -191,6 +191,8 @@ class Loop(abc.ABC):
     def _hear(self, told: Iterable[Output], now_ms: float) -> None:
         scheduler = self.worker.scheduler
         for output in told:
+            if type(output) is TokenOut:
+                continue
             if isinstance(output, Finished):
                 speaker = self.speakers.pop(output.key)
                 self.counts.ended(speaker.index)

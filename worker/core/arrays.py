@@ -62,7 +62,9 @@ class Growing:
 def alike(values: Sequence[T]) -> Iterator[tuple[T, int, int]]:
     """Each value and its places, [start, stop): equal ones that follow each other are one."""
     start = 0
-    for stop in range(1, len(values) + 1):
-        if stop == len(values) or values[stop] != values[start]:
+    for stop, value in enumerate(values):
+        if value != values[start]:
             yield values[start], start, stop
             start = stop
+    if values:
+        yield values[start], start, len(values)

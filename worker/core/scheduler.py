@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from operator import attrgetter
 
 from worker.core import plan as plans
 from worker.core.admission import Admission, Place
@@ -39,6 +40,7 @@ from worker.core.tiers import Tier
 from worker.core.types import FinishReason, Phase, Request, RequestKey, Sampled
 from worker.core.waiting import Waiting
 
+_age = attrgetter("age")
 LOOKAHEAD = 32
 """Queued requests that a step looks at behind one that waits for a sibling's prefill."""
 
@@ -204,10 +206,12 @@ class Scheduler:
             self._act(act)
             if isinstance(act, plans.Copied | plans.Off):
                 self._refill()
-        loading = sorted((live for live in self._live.values() if live.stage is Stage.LOADING), key=lambda one: one.age)
-        for live in loading:
-            self._end_loading(live)
-        running = sorted((live for live in self._live.values() if live.may_step), key=lambda live: live.age)
+        by_age = sorted(self._live.values(), key=_age)
+        for live in by_age:
+            if live.stage is Stage.LOADING:
+                self._end_loading(live)
+        sequences = self._replica.sequences
+        running = [live for live in by_age if live.may_step and sequences[live.request.key].tokens_left]
         shares = self._shares(running)
         for live, count in shares:
             if count and live.stage is Stage.PREFILL and live.returns:
@@ -215,23 +219,28 @@ class Scheduler:
                 self._act(plans.Return(live.request.key))
         to_compute = {live.request.key: count for live, count in shares if count}
         # The youngest makes way: whoever is in this step's forward already must be older than those that still ask.
-        for live in sorted(self._live.values(), key=lambda one: one.age):
+        stepping = [
+            live for live in self._live.values() if live.stage is Stage.LOADING or live.request.key in to_compute
+        ]
+        for live in sorted(stepping, key=_age):
             if live.stage is Stage.LOADING:
                 self._load(live)
-            elif live.may_step and live.request.key in to_compute:
+            elif live.may_step:
                 self._compute(live, to_compute[live.request.key], now_ms)
         work = self._replica.finish()
         self._stalled = not (self._acts or self._told or work.copies)
         return Plan(self._number, now_ms, tuple(self._acts)), work
 
     def _shares(self, running: list[Live]) -> list[tuple[Live, int]]:
-        """Who is in the step with how many tokens: `running`, which come by age, and whoever is admitted with it."""
+        """Who is in the step with how many tokens: `running`, which come by age and have some to compute, and whoever
+        is admitted with it."""
         budget, sequences = self._config.max_num_tokens, self._replica.sequences
         wanted = [Want(live.request.tenant, sequences[live.request.key].tokens_left) for live in running]
         waiting = self._waiting.wants()
         counts, allowed = share_out(budget, wanted, waiting)
         shares = [*zip(running, counts, strict=True)]
-        shares += self._admit(allowed, self._admission.reserve(self._live.values()))
+        if waiting:
+            shares += self._admit(allowed, self._admission.reserve(self._live.values()))
         spare = budget - sum(count for _, count in shares)
         if not spare or not waiting:
             return shares
@@ -286,7 +295,7 @@ class Scheduler:
     def _suspend_younger(self, live: Live) -> bool:
         """The youngest of those whose pages can be taken back makes way, unless that is `live` itself."""
         may_go = (Stage.PREFILL, Stage.DECODING, Stage.LOADING)
-        victim = max((one for one in self._live.values() if one.stage in may_go), key=lambda one: one.age)
+        victim = max((one for one in self._live.values() if one.stage in may_go), key=_age)
         if victim is not live:
             self._suspend(victim)
         return victim is not live

@@ -7,7 +7,7 @@ import pytest
 from tests.worker.core.engines import ANSWER, TestEngine, make_engine
 from worker.core.config import ReusePolicy
 from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, Rejection, Started, TokenOut
-from worker.core.types import FinishReason, Phase, RequestKey
+from worker.core.types import FinishReason, Phase, RequestKey, Sampled
 
 ONE, TWO, THREE, FOUR = RequestKey(1), RequestKey(2), RequestKey(3), RequestKey(4)
 STOP = 4
@@ -51,6 +51,36 @@ def test_a_stop_token_before_the_least_number_of_tokens_ends_nothing() -> None:
     told = engine.run(STOP)
 
     assert told == [Started(ONE, 0), *[TokenOut(ONE, STOP)] * 3, Finished(ONE, FinishReason.STOP, STOP)]
+
+
+def test_tokens_that_come_together_are_told_one_by_one() -> None:
+    engine = make_engine()
+    engine.submit(1, [1, 2, 3], max_tokens=5)
+    engine.submit(2, [1, 2, 3, 4], max_tokens=5, stop=frozenset({STOP}))
+    made = engine.scheduler.plan(0)
+    assert made is not None
+
+    told = engine.scheduler.complete(made[0], Sampled((ONE, ONE, TWO, TWO, TWO), (5, 6, 7, STOP, 8)))
+
+    assert [one for one in told if not isinstance(one, Started)] == [
+        *(TokenOut(ONE, 5), TokenOut(ONE, 6), TokenOut(TWO, 7), TokenOut(TWO, STOP)),
+        Finished(TWO, FinishReason.STOP, STOP),
+    ]
+    assert engine.scheduler.plan(0) is not None
+    assert engine.replica.sequences[ONE].token_slice(3, 9).tolist() == [5, 6]
+
+
+@pytest.mark.parametrize(("tokens", "said"), [((5, 5), 2), ((5, 5, 5), 3), ((5, 5, 5, 5), 3), ((STOP, STOP, 5), 2)])
+def test_of_tokens_that_come_together_only_those_of_the_answer_count(tokens: tuple[int, ...], said: int) -> None:
+    engine = make_engine()
+    engine.submit(1, [1, 2, 3], max_tokens=3, min_tokens=1, stop=frozenset({STOP}))
+    made = engine.scheduler.plan(0)
+    assert made is not None
+
+    told = engine.scheduler.complete(made[0], Sampled((ONE,) * len(tokens), tokens))
+
+    assert [one.token_id for one in told if isinstance(one, TokenOut)] == list(tokens[:said])
+    assert isinstance(told[-1], Finished) is (STOP in tokens or said == 3)
 
 
 def test_a_long_prompt_is_prefilled_in_chunks_and_sampled_after_the_last() -> None:
