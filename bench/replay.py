@@ -1,5 +1,4 @@
-"""What a replay costs: CPU of one core and memory of one arm, by policy and role. The simulated worker runs in this very
-process, so that a run is what it costs per policy.
+"""What a replay costs, by policy and role: CPU of one core and memory.
 
 On the recorded sessions of `--trace`; without it on made-up families (`kinroute.replay.families`, `plain`).
 """
