@@ -136,7 +136,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = arguments.run(arguments)
     except Problem as problem:
         sys.stderr.write(f"{problem}\n")
-        return 1
+        return problem.exit_code
     except KeyboardInterrupt:
         return 130
     return code

@@ -102,6 +102,8 @@ def asked(arguments: argparse.Namespace, command: argparse.ArgumentParser) -> As
         command.error("argument --costs: only together with --closed-loop, as only there answers take what they cost")
     if arguments.html is not None and arguments.html == arguments.json:
         command.error(f"argument --json: {arguments.json} is the file of --html too; name another")
+    if str(arguments.html) == "-":
+        command.error("argument --html: must be a file, not -, as the table is on stdout")
     for option, file in (("--html", arguments.html), ("--json", arguments.json)):
         if file is not None and str(file) != "-" and (file.is_dir() or not file.absolute().parent.is_dir()):
             command.error(f"argument {option}: must be a file in a folder that exists, not {file}")

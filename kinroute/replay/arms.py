@@ -22,6 +22,7 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar
 
+from kinroute.problem import Problem
 from kinroute.processes import PARENT_VARIABLE, die_with_parent
 
 TOLD_EVERY_S = 0.2
@@ -59,7 +60,7 @@ class Ended(Generic[AnyTask]):
 
 @dataclass(frozen=True, slots=True)
 class Failed(Generic[AnyTask]):
-    """`why`: one line; `story`: the traceback, empty where the process was killed."""
+    """`why`: one line; `story`: the traceback, empty where the process was killed or a Problem was raised."""
 
     task: AnyTask
     why: str
@@ -173,6 +174,8 @@ def _carry_out(pipe: Connection) -> None:
 
     try:
         said: _Found | _Broke = _Found(task.run(tell))
+    except Problem as problem:
+        said = _Broke(str(problem), "")
     except Exception as error:  # noqa: BLE001 - whatever it is, the command names the arm and goes on with the others
         said = _Broke(" ".join(f"{type(error).__name__}: {error}".split()), traceback.format_exc())
     pipe.send(said)

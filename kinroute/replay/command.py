@@ -12,14 +12,16 @@ from typing import Any
 
 from rich.console import Console
 
-from kinroute.problem import Problem
+from kinroute.problem import Misuse, Problem
 from kinroute.progress import Steps
 from kinroute.replay import arguments
 from kinroute.replay.arguments import Asked
+from kinroute.replay.arm import Arm
 from kinroute.replay.arms import Advanced, Arms, Began, Ended, Failed
 from kinroute.replay.readers import read_sessions
 from kinroute.replay.rows import Outcome, Row, Summary, rows_of, summaries_of
 from kinroute.replay.service import CostModel
+from kinroute.replay.simulated import cache_config
 from kinroute.replay.sweep import Sweep
 from kinroute.replay.table import show
 from kinroute.replay.tasks import SweepTask
@@ -32,8 +34,9 @@ STDOUT = Path("-")
 def replay(asked: Asked, *, command: str, version: str) -> int:
     """Shows and writes what was asked for. 0: all of it was found; 1: an arm failed, which stderr names.
 
-    Raises Problem where a trace cannot be read, or a report cannot be made.
+    Raises Misuse where a trace cannot be read or no worker has such a policy, Problem where a report cannot be made.
     """
+    _refuse(asked)
     traces = _traces(asked)
     render = _renderer() if asked.html is not None else None
     sweep = Sweep(asked, _costs(asked))
@@ -59,6 +62,17 @@ def replay(asked: Asked, *, command: str, version: str) -> int:
     return 1 if failed else 0
 
 
+def _refuse(asked: Asked) -> None:
+    """What can be known before anything is read."""
+    for policy in asked.policies:
+        try:
+            cache_config(Arm(policy, capacity_blocks=1), block_tokens=1)
+        except ValueError as error:
+            raise Misuse(f"argument --policy: {error}") from error
+    if asked.closed_loop:
+        raise Misuse("argument --closed-loop: this version plays the open loop only")
+
+
 def _traces(asked: Asked) -> list[ToldTrace]:
     """Read once before anything is simulated, so that a mistake is told at once."""
     told: list[ToldTrace] = []
@@ -66,16 +80,14 @@ def _traces(asked: Asked) -> list[ToldTrace]:
         try:
             told.append(tell(path, read_sessions([path], block_tokens=asked.block_tokens)))
         except TraceError as error:
-            raise Problem(str(error)) from error
+            raise Misuse(str(error)) from error
         except OSError as error:
-            raise Problem(f"{path} cannot be read: {error.strerror or error}") from error
+            raise Misuse(f"argument TRACE: {path} cannot be read: {error.strerror or error}") from error
     if not any(trace.requests for trace in told):
-        raise Problem(f"There is no request in {', '.join(trace.name for trace in told)}.")
+        raise Misuse(f"argument TRACE: there is no request in {', '.join(trace.name for trace in told)}")
     sizes = sorted({trace.block_tokens for trace in told})
     if len(sizes) > 1:
-        raise Problem(
-            f"Traces of one replay need blocks of one size; these have {' and '.join(map(str, sizes))} tokens."
-        )
+        raise Misuse(f"argument TRACE: must have blocks of one size, not of {' and '.join(map(str, sizes))} tokens")
     return told
 
 

@@ -10,9 +10,9 @@ import numpy as np
 
 from kinroute.replay.arm import Arm
 from kinroute.replay.plays import PlayedRequest
+from kinroute.replay.regrets import regretted
 from kinroute.replay.residency import family_at, family_to_watch
 from kinroute.replay.results import Family, RunResult, Sample, Service, SessionTail, Tail, TierSample
-from kinroute.replay.shadow import LruShadow, ids_of
 from worker.core.plan import Admit, Plan, Suspend
 from worker.core.replica import Replica
 from worker.core.stats import CacheStats
@@ -35,7 +35,7 @@ class _Mark:
 
 
 class Counts:
-    """Told of arrivals, plans and ends, in their order."""
+    """Told of arrivals and plans, in their order."""
 
     def __init__(self, requests: Sequence[PlayedRequest], arm: Arm, replica: Replica) -> None:
         self._requests = requests
@@ -46,7 +46,6 @@ class Counts:
         self._uncached = np.zeros(len(requests), np.int64)
         self._refused = 0
         self._suspensions = 0
-        self._regretted = 0
         self._mark = _mark(replica)
         self._sampled = self._mark
         self._timeline: list[Sample] = []
@@ -54,10 +53,6 @@ class Counts:
         self._family_at = int(FAMILY_AFTER * len(requests))
         self._to_watch = family_to_watch(requests, self._family_at)
         self._arrived = 0
-        runs = [run for one in requests for run in (*one.prompt_blocks, *one.answer_blocks)]
-        num_ids = max((first + count for first, count in runs), default=0)
-        self._shadow = LruShadow(num_ids, 2 * len(requests))
-        self._capacity = arm.capacity_blocks + arm.host_blocks + arm.disk_blocks
 
     def arrived(self, now_ms: float) -> None:
         """One more request did."""
@@ -86,23 +81,8 @@ class Counts:
     def _admitted(self, act: Admit) -> None:
         index = act.key - 1
         request = self._requests[index]
-        matched = self._matched[index] = act.matched // request.block_tokens
+        self._matched[index] = act.matched // request.block_tokens
         self._uncached[index] = len(act.token_ids) // 4
-        prompt = ids_of(request.prompt_blocks)
-        # The last block of a prompt is computed in any case.
-        if index >= self._warm and matched < len(prompt) - 1:
-            self._regretted += self._shadow.num_kept(prompt[matched:-1], self._capacity)
-        self._shadow.use(prompt[:matched])
-
-    def ended(self, index: int) -> None:
-        """It is let go of."""
-        request = self._requests[index]
-        path = ids_of(request.prompt_blocks)
-        if self._arm.role == "aggregated":
-            # The last token of an answer is not computed.
-            computed = max(0, request.output_tokens - 1) // request.block_tokens
-            path = np.concatenate([path, ids_of(request.answer_blocks)[:computed]])
-        self._shadow.use(path)
 
     def _sample(self, now_ms: float) -> None:
         cache = self._replica.cache
@@ -158,7 +138,7 @@ class Counts:
             demoted_blocks=stats.demoted_blocks - before.demoted_blocks,
             restorations=stats.restored_conversations - before.restored_conversations,
             restored_blocks=stats.restored_blocks - before.restored_blocks,
-            regretted_blocks=self._regretted,
+            regretted_blocks=self._regretted(),
             dropped_blocks=_dropped(stats) - _dropped(before),
             offloaded_blocks=offloaded,
             onboarded_blocks=onboarded,
@@ -173,10 +153,21 @@ class Counts:
             service=service,
         )
 
+    def _regretted(self) -> int | None:
+        arm = self._arm
+        if arm.closed_loop:
+            return None
+        if arm.policy == "lru":
+            return 0
+        blocks = arm.capacity_blocks + arm.host_blocks + arm.disk_blocks
+        return int(regretted(self._requests, self._matched, blocks, role=arm.role)[self._warm :].sum())
+
     def _tails(self) -> dict[str, Tail]:
         uncached = self._uncached[self._warm :]
         kinds = np.array([request.kind for request in self._requests[self._warm :]], dtype="U4")
         parts = {"all": uncached, **{kind: uncached[kinds == kind] for kind in ("root", "sub", "side")}}
+        plays = np.array([request.play for request in self._requests[self._warm :]], np.int64)
+        parts["session"] = np.bincount(plays, uncached).astype(np.int64)[np.unique(plays)]
         return {name: _tail(part) for name, part in parts.items() if len(part)}
 
     def _sessions(self) -> tuple[SessionTail, ...]:
@@ -189,8 +180,9 @@ class Counts:
             asked = sum(
                 self._requests[index].num_prompt_blocks * self._requests[index].block_tokens for index in indices
             )
-            total = int(uncached.sum())
-            tails.append(SessionTail(play, len(indices), total, int(uncached.max()), total / max(1, asked)))
+            tail, total = _tail(uncached), int(uncached.sum())
+            share = total / max(1, asked)
+            tails.append(SessionTail(play, len(indices), total, tail.p50, tail.p99, tail.worst, share))
         return tuple(sorted(tails, key=lambda one: (-one.uncached_tokens, one.play))[:WORST_SESSIONS])
 
 

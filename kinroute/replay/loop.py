@@ -143,7 +143,6 @@ class Loop(abc.ABC):
                         spoken.append((speaker, max(1, speaker.left - 1)))
                 case Event.IS_RELEASED:
                     self.worker.scheduler.released(RequestKey(index + 1))
-                    self.counts.ended(index)
                 case Event.ENDS:
                     self._tell_end(index, now_ms)
         if spoken:
@@ -195,7 +194,6 @@ class Loop(abc.ABC):
                 continue
             if isinstance(output, Finished):
                 speaker = self.speakers.pop(output.key)
-                self.counts.ended(speaker.index)
                 if self.arm.hints.stop or self.arm.hints.final:
                     self._tell_news(speaker.request)
                 self._end(speaker.index, now_ms)

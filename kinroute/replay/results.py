@@ -18,11 +18,14 @@ class Tail:
 
 @dataclass(frozen=True, slots=True)
 class SessionTail:
-    """Of one play of a session. `share`: uncached tokens of all its prompt tokens."""
+    """Of one play of a session: uncached prompt tokens of all its requests, and of one. `share`: of all its prompt
+    tokens."""
 
     play: int
     requests: int
     uncached_tokens: int
+    p50: int
+    p99: int
     worst: int
     share: float
 
@@ -94,13 +97,14 @@ class Service:
 class RunResult:
     """Counts are of the requests after the warm-up, and of what happened from the arrival of the first of them on.
 
-    `hit_blocks`: prompt blocks that admitted requests found, in whatever tier. `regretted_blocks`: prompt blocks that
-    were here once, that a request asks for, that are in no tier any more, and that a leaf-first LRU of as many blocks
-    as all tiers have would still have: their stack distance is below that. Under `lru` they are only those that what
-    ran meanwhile pushed out; under `subagent` the others are the regretted demotions.
+    `hit_blocks`: prompt blocks that admitted requests found, in whatever tier. `regretted_blocks`: prompt blocks that a
+    request found in no tier and that LRU, with one cache as large as all tiers, would still have had: what was given up
+    for something else and asked for again after all. Of `lru` there are none; None in the closed loop, where arrivals
+    would differ.
     `offloaded_blocks`, `onboarded_blocks`: by the tier that they went to, or came from. `refused`: requests with
     prompts larger than the device tier; all of their blocks count as missed. `digest`: of every decision, in hex.
-    `tails`: by "all", "root", "sub", "side". `family`: one that was alive when four fifths of the requests had arrived.
+    `tails`: by "all", "root", "sub", "side"; "session" is of the uncached tokens of whole sessions.
+    `sessions`: those with most of them. `family`: one that was alive when four fifths of the requests had arrived.
     """
 
     policy: str
@@ -122,7 +126,7 @@ class RunResult:
     demoted_blocks: int
     restorations: int
     restored_blocks: int
-    regretted_blocks: int
+    regretted_blocks: int | None
     dropped_blocks: int
     offloaded_blocks: dict[str, int]
     onboarded_blocks: dict[str, int]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from statistics import fmean
 from typing import Any
 
@@ -11,6 +11,8 @@ from kinroute.replay.arguments import OPTIMUM
 from kinroute.replay.loads import Load
 from kinroute.replay.optimum import Bound
 from kinroute.replay.results import RunResult
+
+RESULTS = tuple(field.name for field in fields(RunResult))
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +28,16 @@ class Place:
 class Outcome:
     """All that was found at one place of one load. `arms`: by policy, LRU among them, those that did not fail.
 
-    `colder_blocks`: what the tiers below the device hold. `lru_needs`: for a policy how many blocks LRU needs for as
-    many hits; None: more than any cache has. `order`: of the arms, in the closed loop, where they run in both.
+    `role`, `hints`: as every arm has them. `tiers`: blocks of each, warm to cold.
+    `lru_needs`: for a policy how many blocks LRU needs for as many hits; None: no cache is enough.
+    `order`: of the arms, in the closed loop, where they run in both.
     """
 
     load: Load
     place: Place
-    colder_blocks: int
+    role: str
+    hints: str
+    tiers: Mapping[str, int]
     ceiling: Bound
     block_tokens: int
     arms: Mapping[str, RunResult]
@@ -47,11 +52,15 @@ class Row:
     was to sit, or sits where the capacity was given; `points_below` is this run's own. Ratios are
     shares of 1; differences to LRU are None where it failed, `gap_closed` also where LRU is optimal.
 
-    `extra_memory`: how much more cache LRU needs for as many hits, as a share; None: no cache is enough, or unknown.
+    `lru_needs_blocks`: how much cache, of all tiers together, LRU needs for as many hits; None: no cache is enough, or
+    unknown. `extra_memory`: how much more that is, as a share.
     """
 
     policy: str
     upper_bound: bool
+    role: str
+    hints: str
+    tiers: Mapping[str, int]
     gap_s: float
     lanes: int
     seed: int
@@ -69,6 +78,7 @@ class Row:
     hit_ratio_vs_lru: float | None
     uncached_vs_lru: float | None
     gap_closed: float | None
+    lru_needs_blocks: int | None
     extra_memory: float | None
     result: RunResult | None
 
@@ -86,15 +96,10 @@ class Row:
         return {name: getattr(self, name) for name in HIGHER_IS_BETTER}
 
     def told(self) -> dict[str, Any]:
-        """As JSON shows it, what the arm told of itself included."""
+        """As JSON shows it, what the arm told of itself included: of the optimum, which has no arm, that is null."""
         own = {name: getattr(self, name) for name in self.__slots__ if name != "result"}
-        if self.result is None:
-            return own
-        return {
-            **asdict(self.result),
-            "regretted_demotions": self.result.regretted_blocks,
-            **own,
-        }
+        inside = dict.fromkeys(RESULTS) if self.result is None else asdict(self.result)
+        return {**own, **{name: value for name, value in inside.items() if name not in own}}
 
 
 def rows_of(outcome: Outcome) -> Iterator[Row]:
@@ -124,6 +129,9 @@ def _row(
     return Row(
         policy=policy,
         upper_bound=policy == OPTIMUM,
+        role=outcome.role,
+        hints=outcome.hints,
+        tiers=outcome.tiers,
         gap_s=load.gap_s,
         lanes=load.lanes,
         seed=load.seed,
@@ -141,7 +149,8 @@ def _row(
         hit_ratio_vs_lru=None if lru is None else ratio - lru.block_hit_ratio,
         uncached_vs_lru=None if lru is None or not lru.uncached_tokens else uncached / lru.uncached_tokens - 1,
         gap_closed=gap_closed,
-        extra_memory=None if needs is None else needs / (place.capacity_blocks + outcome.colder_blocks) - 1,
+        lru_needs_blocks=needs,
+        extra_memory=None if needs is None else needs / sum(outcome.tiers.values()) - 1,
         result=result,
     )
 

@@ -88,7 +88,9 @@ class Sweep:
                     yield Outcome(
                         load=load,
                         place=place,
-                        colder_blocks=self._colder,
+                        role=self._asked.role,
+                        hints=str(Hints.parse(self._asked.hints)),
+                        tiers=self._tiers(place),
                         ceiling=one.surveyed.ceiling,
                         block_tokens=one.surveyed.block_tokens,
                         arms={policy: runs[policy] for policy in policies if policy in runs},
@@ -104,6 +106,10 @@ class Sweep:
     @property
     def _colder(self) -> int:
         return self._asked.host_blocks + self._asked.disk_blocks
+
+    def _tiers(self, place: Place) -> dict[str, int]:
+        asked = self._asked
+        return {"device": place.capacity_blocks, "host": asked.host_blocks, "disk": asked.disk_blocks}
 
     def _of_place(self, load: Load, place: Place) -> list[SweepTask]:
         policies = ("lru", *self._asked.policies)

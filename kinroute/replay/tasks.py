@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kinroute.problem import Problem
 from kinroute.replay.arguments import OPTIMUM, Asked, Role
 from kinroute.replay.arm import Arm
 from kinroute.replay.capacities import lru_needs, place
@@ -27,7 +28,8 @@ class Surveyed:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """Finds the ceiling of a load, and its capacities where they are not given.
+    """Finds the ceiling of a load, and its capacities where they are not given: none twice, if two sets of points lead
+    to the same one. Raises Problem where the tiers below the device hold more than LRU may have.
 
     `colder_blocks`: what the tiers below the device hold; LRU's place is that of all tiers together.
     """
@@ -52,10 +54,11 @@ class Survey:
             places = [Place(blocks, None) for blocks in self.capacities]
         else:
             placed = place(requests, self.points, role=self.role, warmup=self.warmup)
-            places = [Place(one.capacity_blocks - self.colder_blocks, one.points) for one in placed]
+            by_capacity = {one.capacity_blocks: one.points for one in reversed(placed)}
+            places = [Place(blocks - self.colder_blocks, by_capacity[blocks]) for blocks in reversed(by_capacity)]
         for one in places:
             if one.capacity_blocks < 1:
-                raise ValueError(
+                raise Problem(
                     f"LRU is {one.points:g} points under the ceiling with {one.capacity_blocks + self.colder_blocks} "
                     f"blocks, and --tiers hold {self.colder_blocks} already: name --capacity, or smaller tiers"
                 )
