@@ -12,6 +12,8 @@ STEP_MS = 30
 """How long a step takes in the open loop."""
 HANDOFF_MS = 200
 """How long after its prefill the generation side has a context leg's pages."""
+CONTEXT_LEG_S = (STEP_MS + HANDOFF_MS) / 1000
+"""How long a context leg holds its prompt in the open loop, where it is admitted as it arrives."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from typing import Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from kinroute.replay.arm import CONTEXT_LEG_S
+
 Int64s: TypeAlias = npt.NDArray[np.int64]
 Float64s: TypeAlias = npt.NDArray[np.float64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
@@ -46,8 +48,9 @@ class Segments:
 
     `paths`: the segments of all requests one after the other, request i's prompt in [starts[i], prompt_ends[i]), its
     answer, where answers are kept, in [prompt_ends[i], starts[i + 1]). `prompt_blocks`: [N]. `arrivals_s`, `ends_s`:
-    [N], when it comes and when its answer ends. `is_repeated_end`: [S], segments of one block with which some prompt
-    ends though another request had it before: it is computed again each time a prompt ends with it.
+    [N], when it comes and when it lets go of its path: when its answer ends, or when a context leg is handed over.
+    `is_repeated_end`: [S], segments of one block with which some prompt ends though another request had it before: it
+    is computed again each time a prompt ends with it.
     """
 
     length: Int64s
@@ -93,6 +96,8 @@ def segments_of(requests: Sequence[Blocks], *, role: Role) -> Segments:
     if len(repeated):
         trie = _Trie(np.concatenate([edges, repeated]), runs, counts)
     arrivals = np.array([request.t_s for request in requests], np.float64)
+    if role == "context":
+        return trie.joined(arrivals, arrivals + CONTEXT_LEG_S)
     durations = np.array([request.duration_s for request in requests], np.float64)
     return trie.joined(arrivals, arrivals + durations)
 

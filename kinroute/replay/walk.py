@@ -16,10 +16,8 @@ from typing import Protocol
 
 import numpy as np
 
+from kinroute.replay.arm import STEP_MS
 from kinroute.replay.segments import Bools, Float64s, Int64s, Segments
-
-STEP_MS = 30
-"""How long a step takes."""
 
 
 class Order(Protocol):

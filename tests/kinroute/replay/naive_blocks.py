@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from kinroute.replay.arm import CONTEXT_LEG_S
 from kinroute.replay.segments import Blocks, Role
 
 Prefix: TypeAlias = tuple[int, ...]
@@ -118,7 +119,7 @@ class Naive:
     def arrive(self, number: int, request: Talking) -> Run:
         prompt = _ids(request.prompt_blocks)
         full = (request.output_tokens - 1) // request.block_tokens if self.role == "aggregated" else 0
-        over = _plan_of(request.t_s + request.duration_s)
+        over = _plan_of(request.t_s + (CONTEXT_LEG_S if self.role == "context" else request.duration_s))
         return Run(number, over, prompt, _ids(request.answer_blocks)[:full], request.conversation)
 
     def admit(self, requests: dict[int, Talking]) -> None:

@@ -24,10 +24,12 @@ def test_the_path_that_was_let_go_first_leaves_first_from_its_tail() -> None:
     assert lru_hits(8, first, second, third, Words(27, 1, "vwxyz")) == [0, 0, 0, 4]
 
 
-def test_what_is_held_does_not_leave() -> None:
-    long, other, third = Words(0, 20, "abcd"), Words(3, 1, "vwxy"), Words(9, 1, "ef")
+def test_what_is_held_does_not_leave_and_a_context_leg_holds_it_only_until_it_is_handed_over() -> None:
+    long, other, third = Words(0, 20, "abcd"), Words(3, 1, "vwxy"), Words(12, 1, "ef")
+    asked = (long, other, third, Words(30, 1, "abcde"))
 
-    assert lru_hits(9, long, other, third, Words(30, 1, "abcde")) == [0, 0, 0, 4]
+    assert lru_hits(9, *asked, role="aggregated") == [0, 0, 0, 4]
+    assert lru_hits(9, *asked, role="context") == [0, 0, 0, 3]
 
 
 def test_who_comes_with_a_sibling_waits_for_its_prompt() -> None:
