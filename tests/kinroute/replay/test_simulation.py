@@ -141,10 +141,12 @@ def test_a_result_says_where_the_rest_went() -> None:
     result = run(load(4, 200), "subagent", capacity=90, host_blocks=20)
 
     assert result.tails["all"].requests == result.counted == 150
-    assert sum(tail.requests for name, tail in result.tails.items() if name not in ("all", "session")) == 150
-    assert sum(tail.mean * tail.requests for name, tail in result.tails.items() if name != "all") == pytest.approx(
-        result.uncached_tokens
-    )
+    kinds = [tail for name, tail in result.tails.items() if name not in ("all", "session")]
+    assert sum(tail.requests for tail in kinds) == 150
+    assert sum(tail.mean * tail.requests for tail in kinds) == pytest.approx(result.uncached_tokens)
+    sessions = result.tails["session"]
+    assert sessions.mean * sessions.requests == pytest.approx(result.uncached_tokens)
+    assert sessions.worst == result.sessions[0].uncached_tokens
     assert sum(one.requests for one in result.sessions) == 150
     for sample in result.timeline:
         device = sample.tiers["device"]
