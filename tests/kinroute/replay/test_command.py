@@ -1,0 +1,201 @@
+"""`kinroute replay` as a person runs it: a process, with files and exit codes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from kinroute.__main__ import main
+from tests.kinroute.replay.recorded import request, session, write
+from tests.kinroute.replay.small import ONCE, command, replay, write_family
+
+DAMAGED = json.dumps(session(request(0, (0, 2)))).encode() + b'\n{"sess'
+
+
+@dataclass(frozen=True)
+class Replayed:
+    table: str
+    told: dict[str, Any]
+    html: str
+
+    def run(self, policy: str, seed: int = 1) -> dict[str, Any]:
+        (found,) = (run for run in self.told["runs"] if (run["policy"], run["seed"]) == (policy, seed))
+        assert isinstance(found, dict)
+        return found
+
+
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory: pytest.TempPathFactory) -> Replayed:
+    folder = tmp_path_factory.mktemp("replayed")
+    trace, told, html = write_family(folder / "family.jsonl"), folder / "told.json", folder / "report.html"
+    done = replay(
+        trace, *ONCE, "--policy", "subagent", "--capacity", "18", "--seed", "1,2", "--json", told, "--html", html
+    )
+    assert done.returncode == 0, done.stderr
+    return Replayed(done.stdout, json.loads(told.read_text()), html.read_text())
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_each_run_is_what_is_counted_by_hand(replayed: Replayed, seed: int) -> None:
+    names = ("hit_blocks", "prompt_blocks", "uncached_tokens", "gap_closed", "lru_needs_blocks", "upper_bound")
+    counted = {
+        policy: [replayed.run(policy, seed)[name] for name in names] for policy in ("lru", "subagent", "optimum")
+    }
+
+    assert counted == {
+        "lru": [2, 29, 108, 0.0, None, False],
+        "subagent": [6, 29, 92, 1.0, 22, False],
+        "optimum": [6, 29, 92, 1.0, 22, True],
+    }
+
+
+def test_a_run_stands_against_lru_and_the_ceiling(replayed: Replayed) -> None:
+    lru, ours = replayed.run("lru"), replayed.run("subagent")
+
+    assert lru["block_hit_ratio"] == pytest.approx(2 / 29)
+    assert lru["points_below_ceiling"] == lru["points_below"] == pytest.approx(100 * 4 / 29)
+    assert ours["points_below"] == pytest.approx(0.0)
+    assert ours["hit_ratio_vs_lru"] == pytest.approx(4 / 29)
+    assert ours["uncached_vs_lru"] == pytest.approx(92 / 108 - 1)
+    assert ours["extra_memory"] == pytest.approx(22 / 18 - 1)
+    assert replayed.told["ceiling"][0]["hit_blocks"] == 6
+
+
+def test_a_run_tells_what_it_demoted_and_its_tails(replayed: Replayed) -> None:
+    lru, ours = replayed.run("lru"), replayed.run("subagent")
+
+    assert [run["demoted_blocks"] for run in (lru, ours)] == [0, 6]
+    assert [run["regretted_blocks"] for run in (lru, ours)] == [0, 0]
+    assert [run["dropped_blocks"] for run in (lru, ours)] == [9, 5]
+    assert (ours["offloaded_blocks"], ours["onboarded_blocks"]) == ({}, {})
+    assert {name: tail["worst"] for name, tail in ours["tails"].items()} == {
+        "all": 36, "root": 36, "sub": 24, "session": 92,
+    }  # fmt: skip
+    assert [(one["uncached_tokens"], one["p50"], one["worst"]) for one in ours["sessions"]] == [(92, 8, 36)]
+
+
+def test_every_run_has_the_same_members(replayed: Replayed) -> None:
+    lru, ours, optimum = (replayed.run(policy) for policy in ("lru", "subagent", "optimum"))
+
+    assert lru.keys() == ours.keys() == optimum.keys()
+    for run in (lru, ours, optimum):
+        assert (run["role"], run["hints"]) == ("aggregated", "parent,stop")
+        assert run["tiers"] == {"device": 18, "host": 0, "disk": 0}
+        assert (run["gap_s"], run["lanes"], run["capacity_blocks"]) == (10.0, 1, 18)
+    assert optimum["digest"] is None
+
+
+def test_several_seeds_have_a_mean_and_a_worst(replayed: Replayed) -> None:
+    (ours,) = (one for one in replayed.told["summaries"] if one["policy"] == "subagent")
+
+    assert ours["seeds"] == [1, 2]
+    assert ours["mean"]["gap_closed"] == ours["worst"]["gap_closed"] == 1.0
+    assert ours["mean"]["uncached_tokens"] == 92
+
+
+def test_the_table_fits_80_columns(replayed: Replayed) -> None:
+    lines = replayed.table.splitlines()
+    (ours,) = (line.split() for line in lines if line.strip().startswith("subagent"))
+
+    assert max(map(len, lines)) <= 80
+    assert "…" not in replayed.table
+    assert " ".join(ours) == "subagent 20.69 % 0.00 92 -14.8 % 100.0 % 6/0 +22.2 %"
+
+
+def test_lru_is_placed_under_the_ceiling_and_tiers_count(tmp_path: Path) -> None:
+    trace = write_family(tmp_path / "family.jsonl")
+    done = replay(
+        trace, *ONCE, "--policy", "lru", "--points", "10", "--tiers", "host=4", "--role", "context", "--json", "-"
+    )
+    runs = json.loads(done.stdout)["runs"]
+
+    assert {(run["policy"], run["placed"], run["role"]) for run in runs} == {
+        ("lru", True, "context"), ("optimum", True, "context"),
+    }  # fmt: skip
+    assert {tuple(run["tiers"].items()) for run in runs} == {
+        (("device", run["capacity_blocks"]), ("host", 4), ("disk", 0)) for run in runs
+    }
+    (lru,) = (run for run in runs if run["policy"] == "lru")
+    assert lru["offloaded_blocks"]["host"] > 0
+
+
+def test_a_step_that_fails_is_named_and_the_exit_code_is_1(tmp_path: Path) -> None:
+    trace = write_family(tmp_path / "family.jsonl")
+    done = replay(trace, *ONCE, "--policy", "lru", "--points", "5", "--tiers", "host=500", "--json", tmp_path / "out")
+
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith(
+        "FAILED ceiling and capacities, gap 10 s, 1 lanes, seed 1: LRU is 5 points under the ceiling with "
+    )
+    assert json.loads((tmp_path / "out").read_text())["failed"][0]["step"].startswith("ceiling and capacities")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "argument TRACE: {} cannot be read: No such file or directory"),
+        (b"", "{}, line 1: expected a trace, but the file is empty"),
+        (b'{"a": 1}\n', "{}, line 1: expected a trace: sessions of ours"),
+        (DAMAGED, "{}, line 2: expected "),
+    ],
+    ids=["missing", "empty", "foreign", "damaged"],
+)
+def test_a_trace_that_is_none_is_named_with_its_line(
+    content: bytes | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "t.jsonl"
+    if content is not None:
+        trace.write_bytes(content)
+
+    code = main(["replay", str(trace), "--policy", "lru"])
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert code == 2
+    assert line.startswith(said.format(trace))
+
+
+def test_traces_of_one_replay_have_blocks_of_one_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = write(tmp_path / "other.jsonl", session(request(0, (0, 2)), block_tokens=8))
+
+    code = main(["replay", str(write_family(tmp_path / "t.jsonl")), str(other), "--policy", "lru"])
+
+    assert (code, capsys.readouterr().err) == (
+        2,
+        "argument TRACE: must have blocks of one size, not of 4 and 8 tokens\n",
+    )
+
+
+def test_ctrl_c_ends_every_process_at_once(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        command("synthetic:plain:9", "--requests", "3000", "--policy", "lru", "--capacity", "4000,5000", "--jobs", "2"),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        for line in process.stderr:
+            if line.startswith("lru, 5,000 blocks"):
+                break
+        children = psutil.Process(process.pid).children(recursive=True)
+        began_s = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        said = process.stderr.read()
+        code = process.wait(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+    assert len(children) == 2
+    assert not any(child.is_running() for child in children)
+    assert (code, "Traceback" in said) == (130, False)
+    assert time.monotonic() - began_s < 10
