@@ -5,6 +5,7 @@ Each is a `Figure` with a sentence for those who cannot see it. Colours of text 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -13,6 +14,7 @@ from typing import Any
 from kinroute.replay.arguments import OPTIMUM
 from kinroute.replay.results import Family, Member, Sample
 from kinroute.replay.rows import Row
+from kinroute.replay.table import short
 
 # Okabe and Ito's colours: told apart by colour-blind readers too, on white and on black.
 BLUE, ORANGE, GREEN, SKY, PURPLE, RED, GREY = (
@@ -37,7 +39,9 @@ RESIDENCY_COLOURS = {
 LAYERS = {"held": BLUE, "idle": SKY, "demoted": ORANGE, "moving": PURPLE, "free": "rgba(140,140,140,0.25)"}
 ROW_PX = 22
 CAPACITY = "capacity of the device, blocks"
-PLACED = "points of hit ratio that LRU is under the ceiling"
+PLACED = "LRU's points under the ceiling"
+EDGE = 1.15
+"""By so much a plot over capacity is wider than the capacities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +92,8 @@ def hit_ratios(rows: Sequence[Row]) -> Figure:
             "type": "scatter",
             "mode": "lines",
             "name": "ceiling (a cache without end)",
-            "x": [x for x, _ in ceiling],
-            "y": [y for _, y in ceiling],
+            "x": [ceiling[0][0] / EDGE, *(x for x, _ in ceiling), ceiling[-1][0] * EDGE],
+            "y": [ceiling[0][1], *(y for _, y in ceiling), ceiling[-1][1]],
             "line": {"color": RED, "dash": "dot"},
             "hovertemplate": "ceiling: %{y:.2f} %",
         }
@@ -103,7 +107,7 @@ def hit_ratios(rows: Sequence[Row]) -> Figure:
         says,
         data,
         {
-            "xaxis": {"title": {"text": CAPACITY}, "type": "log", "tickformat": ",.0f"},
+            "xaxis": _capacities([x for x, _ in ceiling]),
             "yaxis": {"title": {"text": "block hit ratio, %"}},
             "height": 420,
         },
@@ -119,13 +123,15 @@ def gaps_closed(rows: Sequence[Row]) -> Figure:
             continue
         own = [row for row in rows if row.policy == policy]
         places = _places(own)
-        means, above, below = [], [], []
+        means: list[float | None] = []
+        above: list[float] = []
+        below: list[float] = []
         for group in places.values():
             shares = [100 * row.gap_closed for row in group if row.gap_closed is not None]
-            mean = fmean(shares) if shares else 0.0
+            mean = fmean(shares) if shares else None
             means.append(mean)
-            above.append(max(shares, default=mean) - mean)
-            below.append(mean - min(shares, default=mean))
+            above.append(0.0 if mean is None else max(shares) - mean)
+            below.append(0.0 if mean is None else mean - min(shares))
         data.append(
             {
                 "type": "bar",
@@ -143,7 +149,7 @@ def gaps_closed(rows: Sequence[Row]) -> Figure:
                 "hovertemplate": "%{y:.1f} % of the gap",
             }
         )
-        spoken.append(f"{policy} {', '.join(f'{mean:.0f}' for mean in means)} percent")
+        spoken.append(f"{policy} {', '.join('nothing' if mean is None else f'{mean:.0f}' for mean in means)} percent")
     return Figure(
         "Gap closed",
         "Share of the gap between LRU and the optimum that each policy closes, capacity by capacity: "
@@ -154,7 +160,40 @@ def gaps_closed(rows: Sequence[Row]) -> Figure:
             "xaxis": {"type": "category", "title": {"text": PLACED if rows and rows[0].placed else CAPACITY}},
             "yaxis": {"title": {"text": "gap closed, %"}, "zeroline": True},
             "barmode": "group",
-            "height": 360,
+            "bargap": 0.3 if rows and len(_places(rows)) > 1 else 0.7,
+            "showlegend": True,
+            "height": 420,
+        },
+    )
+
+
+def first_tokens(rows: Sequence[Row]) -> Figure:
+    """The closed loop: how long callers wait for their first token, over capacity; a line goes through means."""
+    data: list[dict[str, Any]] = []
+    for policy in _policies(rows):
+        own = [row for row in rows if row.policy == policy and row.result is not None and row.result.service]
+        for name, dash in (("p50", "dot"), ("p99", "solid")):
+            line = _by_place(own, lambda row, name=name: getattr(row.result.service, f"ttft_{name}_s"))
+            data.append(
+                {
+                    "type": "scatter",
+                    "mode": "lines+markers",
+                    "name": f"{policy} {name}",
+                    "x": [x for x, _ in line],
+                    "y": [y for _, y in line],
+                    "line": {"color": POLICY_COLOURS[policy], "dash": dash},
+                    "marker": {"symbol": MARKERS[policy], "size": 8},
+                    "hovertemplate": f"{policy} {name}, %{{x:,.0f}} blocks: %{{y:.3f}} s",
+                }
+            )
+    return Figure(
+        "Time to the first token",
+        "Seconds from a request's arrival to its first token: the median and the 99th percentile.",
+        data,
+        {
+            "xaxis": _capacities([x for x, _ in _by_place(rows, lambda row: 0.0)]),
+            "yaxis": {"title": {"text": "seconds"}, "type": "log", "dtick": 1},
+            "height": 420,
         },
     )
 
@@ -162,12 +201,13 @@ def gaps_closed(rows: Sequence[Row]) -> Figure:
 def timeline(samples: Sequence[Sample]) -> Figure:
     """What each tier holds, over simulated time, and below it what was demoted and dropped."""
     tiers = list(samples[0].tiers) if samples else []
-    hours = [sample.t_s / 3600 for sample in samples]
+    unit, unit_s = ("hours", 3600) if samples and samples[-1].t_s >= 7200 else ("minutes", 60)
+    times = [sample.t_s / unit_s for sample in samples]
     panels = len(tiers) + 1
     data: list[dict[str, Any]] = []
     layout: dict[str, Any] = {
         "height": 240 * panels,
-        "xaxis": {"title": {"text": "simulated time, hours"}, "anchor": f"y{panels if panels > 1 else ''}"},
+        "xaxis": {"title": {"text": f"simulated time, {unit}"}, "anchor": f"y{panels if panels > 1 else ''}"},
         "barmode": "group",
     }
     for number, tier in enumerate(tiers, 1):
@@ -185,7 +225,7 @@ def timeline(samples: Sequence[Sample]) -> Figure:
                     "legendgroup": layer,
                     "showlegend": not any(one["name"] == layer for one in data),
                     "stackgroup": tier,
-                    "x": hours,
+                    "x": times,
                     "y": values,
                     "yaxis": f"y{axis}",
                     "line": {"width": 0.5, "color": colour},
@@ -198,15 +238,15 @@ def timeline(samples: Sequence[Sample]) -> Figure:
         "domain": _domain(panels, panels),
     }
     for name, colour, counts in (
-        ("demoted since the last sample", RED, [sample.demoted_blocks for sample in samples]),
-        ("dropped since the last sample", GREY, [sample.dropped_blocks for sample in samples]),
+        ("demoted, each sample", RED, [sample.demoted_blocks for sample in samples]),
+        ("dropped, each sample", GREY, [sample.dropped_blocks for sample in samples]),
     ):
         data.append(
             {
                 "type": "scatter",
                 "mode": "lines",
                 "name": name,
-                "x": hours,
+                "x": times,
                 "y": counts,
                 "yaxis": f"y{panels if panels > 1 else ''}",
                 "line": {"color": colour, "width": 1.5, "shape": "hv"},
@@ -217,8 +257,8 @@ def timeline(samples: Sequence[Sample]) -> Figure:
     dropped = sum(sample.dropped_blocks for sample in samples)
     return Figure(
         "Tiers and demotions over time",
-        f"Pages of each tier over {hours[-1] if hours else 0:.1f} simulated hours; {demoted:,} blocks were demoted and "
-        f"{dropped:,} dropped.",
+        f"Pages of each tier over {times[-1] if times else 0:.1f} simulated {unit}; {demoted:,} blocks were demoted "
+        f"and {dropped:,} dropped.",
         data,
         layout,
     )
@@ -250,14 +290,14 @@ def family_tree(family: Family) -> Figure:
     resident = total - sum(member.dropped for member, _ in ordered)
     return Figure(
         "Family tree of one session",
-        f"{len(ordered)} conversations of one session after {family.t_s / 3600:.1f} simulated hours: {resident:,} of "
+        f"{len(ordered)} conversations of one session after {family.t_s / 60:,.0f} simulated minutes: {resident:,} of "
         f"{total:,} blocks are still in some tier.",
         data,
         {
             "barmode": "stack",
             "legend": {"traceorder": "normal"},
             "height": 140 + ROW_PX * max(4, len(ordered)),
-            "xaxis": {"title": {"text": "blocks that a conversation was the first to compute"}, "tickformat": ",.0f"},
+            "xaxis": {"title": {"text": "blocks of each conversation"}, "tickformat": ",.0f"},
             "yaxis": {
                 "tickvals": list(range(len(ordered))),
                 "ticktext": labels,
@@ -298,8 +338,8 @@ def tails(rows: Sequence[Row]) -> Figure:
         "Prompt tokens that one request had to compute: " + "; ".join(spoken) + ".",
         data,
         {
-            "xaxis": {"type": "category", "title": {"text": "conversations (requests)"}},
-            "yaxis": {"type": "log", "title": {"text": "uncached tokens of a request"}, "dtick": 1},
+            "xaxis": {"type": "category", "title": {"text": "kind of conversation (requests)"}},
+            "yaxis": {"type": "log", "title": {"text": "uncached tokens"}, "dtick": 1},
             "scattermode": "group",
             "height": 420,
         },
@@ -327,6 +367,17 @@ def _by_place(rows: Iterable[Row], value: Any) -> list[tuple[float, float]]:
     """(mean capacity, mean value) of each place, by capacity."""
     places = _places(rows).values()
     return sorted((fmean([row.capacity_blocks for row in own]), fmean([value(row) for row in own])) for own in places)
+
+
+def _capacities(ticks: Sequence[float]) -> dict[str, Any]:
+    """An axis with a tick at each capacity."""
+    return {
+        "title": {"text": CAPACITY},
+        "type": "log",
+        "range": [math.log10(ticks[0] / EDGE), math.log10(ticks[-1] * EDGE)],
+        "tickvals": list(ticks),
+        "ticktext": [short(tick) for tick in ticks],
+    }
 
 
 def _domain(number: int, panels: int) -> list[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,9 +13,9 @@ import plotly.offline
 from markupsafe import Markup
 
 from kinroute.replay.arguments import OPTIMUM
-from kinroute.replay.figures import Figure, family_tree, gaps_closed, hit_ratios, tails, timeline
+from kinroute.replay.figures import Figure, family_tree, first_tokens, gaps_closed, hit_ratios, tails, timeline
 from kinroute.replay.rows import Row
-from kinroute.replay.table import NOTHING, change, more, percent, short
+from kinroute.replay.table import NOTHING, change, more, percent, served_cells, short
 from kinroute.replay.told_traces import ToldTrace
 
 HEADS = (
@@ -30,6 +30,16 @@ HEADS = (
     "offloaded",
     "onboarded",
     "LRU needs",
+)
+SERVED_HEADS = (
+    "policy",
+    "TTFT p50",
+    "against lru",
+    "TTFT p99",
+    "against lru",
+    "run",
+    "tokens/s",
+    "against lru",
 )
 MOST_INSIDE = 24
 """Of so many runs the inside is shown; each adds some hundred kilobytes."""
@@ -61,7 +71,11 @@ def render(
         traces=traces,
         notes=notes,
         heads=HEADS,
-        places=_places(rows),
+        places=_places(rows, _cells),
+        served_heads=SERVED_HEADS,
+        served=_places(
+            [row for row in rows if row.result is not None and row.result.service is not None], served_cells
+        ),
         sections=sections,
         inside=[{"id": name, "name": one["name"]} for name, one in inside.items()],
         chosen=_chosen(inside),
@@ -92,7 +106,12 @@ def _section(title: str, rows: list[Row], fixed: dict[str, Figure]) -> dict[str,
     seeds = [row for row in rows if row.seed == rows[0].seed]
     capacities = list(dict.fromkeys(row.capacity_blocks for row in seeds))
     middle = capacities[(len(capacities) - 1) // 2]
-    figures = [hit_ratios(rows), gaps_closed(rows), tails([row for row in seeds if row.capacity_blocks == middle])]
+    is_closed = any(row.result is not None and row.result.service is not None for row in rows)
+    figures = [
+        hit_ratios(rows),
+        first_tokens(rows) if is_closed else gaps_closed(rows),
+        tails([row for row in seeds if row.capacity_blocks == middle]),
+    ]
     plots = []
     for figure in figures:
         name = f"plot-{len(fixed) + 1}"
@@ -123,13 +142,13 @@ def _chosen(inside: dict[str, dict[str, Any]]) -> str:
     return own[(len(own) - 1) // 2] if own else ""
 
 
-def _places(rows: Sequence[Row]) -> list[_Place]:
+def _places(rows: Sequence[Row], cells: Callable[[Row], tuple[str, ...]]) -> list[_Place]:
     places: dict[str, list[_Line]] = {}
     for row in rows:
         where = row.lru_points_below_ceiling
         below = "" if where is None else f"; LRU is {where:.2f} points under the ceiling"
         name = f"{_load(row)}, seed {row.seed}: {row.capacity_blocks:,} blocks{below}"
-        places.setdefault(name, []).append(_Line(_cells(row), row.upper_bound))
+        places.setdefault(name, []).append(_Line(cells(row), row.upper_bound))
     return [_Place(name, lines) for name, lines in places.items()]
 
 

@@ -12,6 +12,7 @@ from kinroute.replay.loads import Load
 from kinroute.replay.optimum import Bound
 from kinroute.replay.results import RunResult
 
+SERVED = ("ttft_p50_s", "ttft_p99_s", "ttft_mean_s", "makespan_s", "output_tokens_per_s", "requests_per_s")
 RESULTS = tuple(field.name for field in fields(RunResult))
 
 
@@ -53,7 +54,8 @@ class Row:
     shares of 1; differences to LRU are None where it failed, `gap_closed` also where LRU is optimal.
 
     `lru_needs_blocks`: how much cache, of all tiers together, LRU needs for as many hits; None: no cache is enough, or
-    unknown. `extra_memory`: how much more that is, as a share.
+    unknown. `extra_memory`: how much more that is, as a share. `service_vs_lru`: how much more of each of `SERVED` the
+    closed loop has than under LRU, as a share.
     """
 
     policy: str
@@ -78,6 +80,7 @@ class Row:
     hit_ratio_vs_lru: float | None
     uncached_vs_lru: float | None
     gap_closed: float | None
+    service_vs_lru: Mapping[str, float] | None
     lru_needs_blocks: int | None
     extra_memory: float | None
     result: RunResult | None
@@ -149,10 +152,18 @@ def _row(
         hit_ratio_vs_lru=None if lru is None else ratio - lru.block_hit_ratio,
         uncached_vs_lru=None if lru is None or not lru.uncached_tokens else uncached / lru.uncached_tokens - 1,
         gap_closed=gap_closed,
+        service_vs_lru=_against(result, lru),
         lru_needs_blocks=needs,
         extra_memory=None if needs is None else needs / sum(outcome.tiers.values()) - 1,
         result=result,
     )
+
+
+def _against(result: RunResult | None, lru: RunResult | None) -> dict[str, float] | None:
+    if result is None or result.service is None or lru is None or lru.service is None:
+        return None
+    floors = {name: getattr(lru.service, name) for name in SERVED}
+    return {name: getattr(result.service, name) / floor - 1 for name, floor in floors.items() if floor}
 
 
 def _share(part: int, whole: int) -> float:

@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.table import Table
 
 from kinroute.replay.arguments import OPTIMUM
-from kinroute.replay.results import Service
 from kinroute.replay.rows import Row, Summary
 
 NOTHING = "–"
@@ -24,9 +23,12 @@ def show(console: Console, rows: Sequence[Row], summaries: Sequence[Summary], bl
     """Rows of one seed as they are; of several seeds, the mean and the worst of each policy."""
     for table in _of_seeds(summaries, block_tokens) if summaries else _of_one_seed(rows, block_tokens):
         console.print(table)
-    served = [row for row in rows if row.result is not None and row.result.service is not None]
-    if served:
-        console.print(_services(served))
+    served: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.result is not None and row.result.service is not None:
+            served.setdefault(f"gap {row.gap_s:g} s, {row.lanes} lanes, seed {row.seed}, {row.order}", []).append(row)
+    for name, own in served.items():
+        console.print(_services(name, own))
     for line in LEGEND:
         console.print(line, style="dim", highlight=False)
 
@@ -45,6 +47,7 @@ def _of_one_seed(rows: Sequence[Row], block_tokens: int) -> Iterator[Table]:
         )
         for row in group:
             _add(table, row.policy, row.policy, row.figures)
+        table.caption = _crowd(group)
         yield table
 
 
@@ -55,11 +58,12 @@ def _of_seeds(summaries: Sequence[Summary], block_tokens: int) -> Iterator[Table
         groups.setdefault((one.gap_s, one.lanes, one.order, where), []).append(one)
     for group in groups.values():
         first = group[0]
+        lru = next((one for one in group if one.policy == "lru"), None)
         table = _table(
             f"gap {first.gap_s:g} s, {first.lanes} lanes, {len(first.seeds)} seeds",
             first.order,
             f"about {first.capacity_blocks:,.0f} blocks of {block_tokens} tokens",
-            first.points_below_ceiling,
+            None if lru is None else lru.mean["points_below"],
         )
         for one in group:
             _add(table, one.policy, one.policy, one.mean)
@@ -67,10 +71,23 @@ def _of_seeds(summaries: Sequence[Summary], block_tokens: int) -> Iterator[Table
         yield table
 
 
+def _crowd(rows: Sequence[Row]) -> str | None:
+    """What kept requests from running as they were recorded; a small cache is full of what runs."""
+    told = [
+        f"{row.policy} {refused}/{waits}"
+        for row in rows
+        if row.result is not None
+        for refused, waits in [(row.result.refused, row.result.suspensions)]
+        if refused or waits
+    ]
+    return f"crowded: requests larger than the device/made to wait in the midst: {', '.join(told)}" if told else None
+
+
 def _table(load: str, order: str | None, capacity: str, points: float | None) -> Table:
     where = "" if points is None else f"; LRU is {points:.2f} points under the ceiling"
     title = f"{load}{'' if order is None else f', {order}'}\n{capacity}{where}"
     table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.caption_justify, table.caption_style = "left", "yellow"
     table.add_column("policy", no_wrap=True)
     for head in (
         "hit\nratio",
@@ -95,45 +112,59 @@ def _add(table: Table, policy: str, name: str, figures: Mapping[str, float | Non
         short(figures["uncached_tokens"]),
         NOTHING if policy == "lru" else change(figures["uncached_vs_lru"]),
         NOTHING if is_end else percent(figures["gap_closed"], digits=1),
-        NOTHING if demoted is None or regretted is None else f"{short(demoted)}/{short(regretted)}",
+        NOTHING if demoted is None or regretted is None else f"{short(demoted)}/{short(regretted)}".replace(" ", ""),
         NOTHING if is_end else more(figures["extra_memory"]),
         style="dim" if policy == OPTIMUM else None,
     )
 
 
-def _services(rows: Sequence[Row]) -> Table:
+def _services(name: str, rows: Sequence[Row]) -> Table:
     """The closed loop: what callers waited, and what the worker gave."""
-    table = Table(title="closed loop", title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    table = Table(
+        title=f"closed loop, {name}",
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
     table.add_column("policy", no_wrap=True)
-    table.add_column("order", no_wrap=True)
-    for head in ("blocks", "TTFT\np50", "TTFT\np99", "against\nlru", "run", "tokens/s", "against\nlru"):
+    for head in (
+        "blocks",
+        "TTFT\np50",
+        "against\nlru",
+        "TTFT\np99",
+        "against\nlru",
+        "run",
+        "tokens\n/s",
+        "against\nlru",
+    ):
         table.add_column(head, justify="right", no_wrap=True)
-    lru = {_place(row): row.result.service for row in rows if row.policy == "lru" and row.result is not None}
     for row in rows:
-        assert row.result is not None
-        service, floor = row.result.service, lru.get(_place(row))
-        assert service is not None
-        table.add_row(
-            row.policy,
-            row.order or NOTHING,
-            f"{row.capacity_blocks:,}",
-            f"{service.ttft_p50_s:.2f} s",
-            f"{service.ttft_p99_s:.2f} s",
-            _ratio(service, floor, "ttft_p99_s"),
-            f"{service.makespan_s:,.0f} s",
-            f"{service.output_tokens_per_s:,.1f}",
-            _ratio(service, floor, "output_tokens_per_s"),
-        )
+        policy, *cells = served_cells(row)
+        table.add_row(policy, f"{row.capacity_blocks:,}", *cells)
     return table
 
 
-def _place(row: Row) -> tuple[object, ...]:
-    return row.gap_s, row.lanes, row.seed, row.order, row.capacity_blocks
+def served_cells(row: Row) -> tuple[str, ...]:
+    """Policy, TTFT p50, p99, how long the run took, tokens a second; each but that against LRU. Of the closed loop."""
+    assert row.result is not None
+    assert row.result.service is not None
+    service, against = row.result.service, {} if row.policy == "lru" else row.service_vs_lru or {}
+    return (
+        row.policy,
+        seconds(service.ttft_p50_s),
+        change(against.get("ttft_p50_s")),
+        seconds(service.ttft_p99_s),
+        change(against.get("ttft_p99_s")),
+        seconds(service.makespan_s),
+        short(service.output_tokens_per_s),
+        change(against.get("output_tokens_per_s")),
+    )
 
 
-def _ratio(service: Service, floor: Service | None, name: str) -> str:
-    below = None if floor is None else getattr(floor, name)
-    return NOTHING if not below or service is floor else change(getattr(service, name) / below - 1)
+def seconds(time_s: float) -> str:
+    """0.0123 s is 12 ms, and hours are seconds too."""
+    return f"{1000 * time_s:,.0f} ms" if time_s < 1 else f"{time_s:,.1f} s" if time_s < 1000 else f"{time_s:,.0f} s"
 
 
 def percent(share: float | None, digits: int = 2) -> str:
@@ -155,5 +186,6 @@ def short(count: float | None) -> str:
         return NOTHING
     for unit, least, each in (("G", 1e9, 1e9), ("M", 1e6, 1e6), ("k", 1e4, 1e3)):
         if abs(count) >= least:
-            return f"{count / each:.1f} {unit}"
+            size = abs(count) / each
+            return f"{count / each:.{2 if size < 10 else 1 if size < 100 else 0}f} {unit}"
     return f"{count:,.0f}"

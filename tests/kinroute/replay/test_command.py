@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import time
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from kinroute.__main__ import main
+from tests.kinroute.replay.browser import CHROMIUM, Page
 from tests.kinroute.replay.recorded import request, session, write
 from tests.kinroute.replay.small import ONCE, command, replay, write_family
 
@@ -199,3 +201,34 @@ def test_ctrl_c_ends_every_process_at_once(tmp_path: Path) -> None:
     assert not any(child.is_running() for child in children)
     assert (code, "Traceback" in said) == (130, False)
     assert time.monotonic() - began_s < 10
+
+
+def test_the_report_is_whole_and_asks_nobody_for_anything(replayed: Replayed) -> None:
+    assert "Gap closed" in replayed.html
+    assert "20.69 %" in replayed.html
+    assert not re.search(r"<(?:script|link|img|iframe)[^>]*(?:src|href)\s*=", replayed.html)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="the Debian package chromium is not installed")
+def test_a_browser_draws_the_report_without_an_error_or_a_request(replayed: Replayed, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(replayed.html)
+    with Page(tmp_path / "profile") as page:
+        page.open(file, width=1280)
+        wide = page.value(DRAWN)
+        faults = [told for told in page.events if told[0] in FAULTS]
+        asked = {told["request"]["url"] for method, told in page.events if method == "Network.requestWillBeSent"}
+        page.open(file, width=400, dark=True)
+        narrow = page.value(DRAWN)
+
+    assert faults == []
+    assert {url for url in asked if not url.startswith("data:")} == {file.as_uri()}
+    assert wide == [5, 5, True]
+    assert narrow == wide
+
+
+DRAWN = """[
+  document.querySelectorAll(".plot").length,
+  [...document.querySelectorAll(".plot")].filter(plot => plot.querySelector(".trace, .trace path, .bars path")).length,
+  document.documentElement.scrollWidth <= innerWidth]"""
+FAULTS = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
