@@ -47,6 +47,7 @@ class Asked:
     tp: int
     closed_loop: bool
     costs: Path | None
+    window: int
     jobs: int
     html: Path | None
     json: Path | None
@@ -89,6 +90,10 @@ def add_replay_arguments(command: argparse.ArgumentParser) -> None:
     option("--tp", type=_from(1, MAX_TP), default=1, metavar="N", help="simulated ranks; 1 is fastest (default 1)")
     option("--closed-loop", action="store_true", help="arrivals wait for answers: a better cache shortens the run")
     option("--costs", type=Path, metavar="FILE", help="costs of prefill and decode, with --closed-loop")
+    option(
+        "--window", type=_from(1), default=1000, metavar="N",
+        help="requests of a window, of a worker's recording: the optimum is found for each (default 1000)",
+    )  # fmt: skip
     option("--jobs", type=_from(1), default=None, metavar="N", help="processes at a time (default: one a core)")
     option("--html", type=Path, metavar="FILE", help="write a report with plots, one file that needs no network")
     option("--json", type=Path, metavar="FILE", help="write every figure; - is stdout, instead of the table")
@@ -125,6 +130,7 @@ def asked(arguments: argparse.Namespace, command: argparse.ArgumentParser) -> As
         tp=arguments.tp,
         closed_loop=arguments.closed_loop,
         costs=arguments.costs,
+        window=arguments.window,
         jobs=arguments.jobs or len(os.sched_getaffinity(0)),
         html=arguments.html,
         json=arguments.json,

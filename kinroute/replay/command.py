@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from kinroute.replay.rows import Outcome, Row, Summary, rows_of, summaries_of
 from kinroute.replay.service import CostModel
 from kinroute.replay.simulated import cache_config
 from kinroute.replay.sweep import Sweep
-from kinroute.replay.table import show
+from kinroute.replay.table import by_windows, show
 from kinroute.replay.tasks import SweepTask
 from kinroute.replay.told_traces import ToldTrace, tell
 from kinroute.replay.traces import TraceError
@@ -51,12 +52,15 @@ def replay(asked: Asked, *, command: str, version: str) -> int:
         told = _told(asked, command, version, traces, notes, outcomes, rows, summaries, failed)
         _write(asked.json, json.dumps(told, indent=1) + "\n")
     if render is not None and asked.html is not None:
-        _write(asked.html, render(rows, command=command, version=version, traces=traces, notes=notes))
+        _write(asked.html, render(rows, outcomes, command=command, version=version, traces=traces, notes=notes))
     if asked.json != STDOUT:
         console = Console()
         for note in notes:
             console.print(note, highlight=False)
         show(console, rows, summaries, traces[0].block_tokens)
+        for outcome in outcomes:
+            if outcome.windows:
+                console.print(by_windows(outcome.place, outcome.windows), highlight=False)
     for one in failed:
         sys.stderr.write(f"FAILED {one.task.name}: {one.why}\n{one.story}")
     return 1 if failed else 0
@@ -167,6 +171,11 @@ def _told(
         ],
         "runs": [row.told() for row in rows],
         "summaries": [summary.told() for summary in summaries],
+        "windows": [
+            {"capacity_blocks": outcome.place.capacity_blocks, **asdict(window)}
+            for outcome in outcomes
+            for window in outcome.windows
+        ],
         "failed": [{"step": one.task.name, "why": one.why} for one in failed],
     }
 

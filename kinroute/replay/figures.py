@@ -15,6 +15,7 @@ from kinroute.replay.arguments import OPTIMUM
 from kinroute.replay.results import Family, Member, Sample
 from kinroute.replay.rows import Row
 from kinroute.replay.table import short
+from kinroute.replay.windows import Window
 
 # Okabe and Ito's colours: told apart by colour-blind readers too, on white and on black.
 BLUE, ORANGE, GREEN, SKY, PURPLE, RED, GREY = (
@@ -73,7 +74,7 @@ def hit_ratios(rows: Sequence[Row]) -> Figure:
                 "hovertemplate": "%{x:,.0f} blocks: %{y:.2f} %",
             }
         )
-        if len({row.seed for row in own}) > 1:
+        if len({row.load.seed for row in own}) > 1:
             data.append(
                 {
                     "type": "scatter",
@@ -82,7 +83,7 @@ def hit_ratios(rows: Sequence[Row]) -> Figure:
                     "showlegend": False,
                     "x": [row.capacity_blocks for row in own],
                     "y": [100 * row.block_hit_ratio for row in own],
-                    "text": [f"seed {row.seed}" for row in own],
+                    "text": [f"seed {row.load.seed}" for row in own],
                     "marker": {"color": POLICY_COLOURS[policy], "size": 4, "opacity": 0.6},
                     "hovertemplate": "%{text}, %{x:,.0f} blocks: %{y:.2f} %",
                 }
@@ -194,6 +195,34 @@ def first_tokens(rows: Sequence[Row]) -> Figure:
             "xaxis": _capacities([x for x, _ in _by_place(rows, lambda row: 0.0)]),
             "yaxis": {"title": {"text": "seconds"}, "type": "log", "dtick": 1},
             "height": 420,
+        },
+    )
+
+
+def by_windows(windows: Sequence[Window]) -> Figure:
+    """Of a recording: hit ratio of LRU, and of the optimum that begins each window with LRU's cache."""
+    data: list[dict[str, Any]] = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "name": name,
+            "x": [window.first for window in windows],
+            "y": [100 * getattr(window, hits) / max(1, window.prompt_blocks) for window in windows],
+            "line": {"color": POLICY_COLOURS[policy], "dash": DASHES.get(policy, "solid")},
+            "marker": {"symbol": MARKERS[policy], "size": 7},
+            "hovertemplate": "from request %{x:,.0f}: %{y:.2f} %",
+        }
+        for policy, name, hits in (("lru", "lru", "lru_hits"), (OPTIMUM, "optimum of the window", "optimum_hits"))
+    ]
+    return Figure(
+        "The optimum by windows",
+        f"Block hit ratio of LRU in each of {len(windows)} windows, and of the optimum that begins it with LRU's cache "
+        "and knows no more of the future than the window.",
+        data,
+        {
+            "xaxis": {"title": {"text": "request"}, "tickformat": ",.0f"},
+            "yaxis": {"title": {"text": "block hit ratio, %"}},
+            "height": 360,
         },
     )
 

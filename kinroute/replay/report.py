@@ -13,8 +13,17 @@ import plotly.offline
 from markupsafe import Markup
 
 from kinroute.replay.arguments import OPTIMUM
-from kinroute.replay.figures import Figure, family_tree, first_tokens, gaps_closed, hit_ratios, tails, timeline
-from kinroute.replay.rows import Row
+from kinroute.replay.figures import (
+    Figure,
+    by_windows,
+    family_tree,
+    first_tokens,
+    gaps_closed,
+    hit_ratios,
+    tails,
+    timeline,
+)
+from kinroute.replay.rows import Outcome, Row
 from kinroute.replay.table import NOTHING, change, more, percent, served_cells, short
 from kinroute.replay.told_traces import ToldTrace
 
@@ -58,10 +67,19 @@ class _Place:
 
 
 def render(
-    rows: Sequence[Row], *, command: str, version: str, traces: Sequence[ToldTrace], notes: Sequence[str] = ()
+    rows: Sequence[Row],
+    outcomes: Sequence[Outcome],
+    *,
+    command: str,
+    version: str,
+    traces: Sequence[ToldTrace],
+    notes: Sequence[str] = (),
 ) -> str:
     fixed: dict[str, Figure] = {}
     sections = [_section(title, group, fixed) for title, group in _by_load(rows).items()]
+    windowed = [outcome for outcome in outcomes if outcome.windows]
+    if windowed:
+        sections.append(_windows(windowed, fixed))
     inside = _inside(rows)
     text = importlib.resources.files("kinroute.replay").joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
@@ -91,7 +109,11 @@ def _json(value: object) -> Markup:
 
 def _load(row: Row) -> str:
     order = "" if row.order is None else f", {row.order}"
-    return f"gap {row.gap_s:g} s, {row.lanes} lanes{order}"
+    return f"{row.load.shape}{order}"
+
+
+def _seed(row: Row) -> str:
+    return "" if row.load.seed is None else f", seed {row.load.seed}"
 
 
 def _by_load(rows: Sequence[Row]) -> dict[str, list[Row]]:
@@ -103,7 +125,7 @@ def _by_load(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 def _section(title: str, rows: list[Row], fixed: dict[str, Figure]) -> dict[str, Any]:
     """Tails are of the first seed's middle capacity."""
-    seeds = [row for row in rows if row.seed == rows[0].seed]
+    seeds = [row for row in rows if row.load == rows[0].load]
     capacities = list(dict.fromkeys(row.capacity_blocks for row in seeds))
     middle = capacities[(len(capacities) - 1) // 2]
     is_closed = any(row.result is not None and row.result.service is not None for row in rows)
@@ -116,9 +138,20 @@ def _section(title: str, rows: list[Row], fixed: dict[str, Figure]) -> dict[str,
     for figure in figures:
         name = f"plot-{len(fixed) + 1}"
         fixed[name] = figure
-        shown = figure.title if figure.title != "Tails" else f"Tails at {middle:,} blocks, seed {rows[0].seed}"
+        shown = figure.title if figure.title != "Tails" else f"Tails at {middle:,} blocks{_seed(rows[0])}"
         plots.append({"id": name, "title": shown, "says": figure.says})
     return {"title": title, "plots": plots}
+
+
+def _windows(outcomes: Sequence[Outcome], fixed: dict[str, Figure]) -> dict[str, Any]:
+    plots = []
+    for outcome in outcomes:
+        name = f"plot-{len(fixed) + 1}"
+        figure = fixed[name] = by_windows(outcome.windows)
+        plots.append(
+            {"id": name, "title": f"{figure.title}, {outcome.place.capacity_blocks:,} blocks", "says": figure.says}
+        )
+    return {"title": "What there was to gain", "plots": plots}
 
 
 def _inside(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
@@ -127,7 +160,7 @@ def _inside(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
         if row.result is None or len(shown) == MOST_INSIDE or not (row.result.timeline or row.result.family):
             continue
         shown[f"run-{len(shown) + 1}"] = {
-            "name": f"{row.policy}, {row.capacity_blocks:,} blocks, {_load(row)}, seed {row.seed}",
+            "name": f"{row.policy}, {row.capacity_blocks:,} blocks, {_load(row)}{_seed(row)}",
             "timeline": asdict(timeline(row.result.timeline)) if row.result.timeline else None,
             "family": asdict(family_tree(row.result.family)) if row.result.family else None,
         }
@@ -147,7 +180,7 @@ def _places(rows: Sequence[Row], cells: Callable[[Row], tuple[str, ...]]) -> lis
     for row in rows:
         where = row.lru_points_below_ceiling
         below = "" if where is None else f"; LRU is {where:.2f} points under the ceiling"
-        name = f"{_load(row)}, seed {row.seed}: {row.capacity_blocks:,} blocks{below}"
+        name = f"{_load(row)}{_seed(row)}: {row.capacity_blocks:,} blocks{below}"
         places.setdefault(name, []).append(_Line(cells(row), row.upper_bound))
     return [_Place(name, lines) for name, lines in places.items()]
 

@@ -11,7 +11,9 @@ from kinroute.replay.arguments import OPTIMUM
 from kinroute.replay.loads import Load
 from kinroute.replay.optimum import Bound
 from kinroute.replay.results import RunResult
+from kinroute.replay.windows import Window
 
+PLAYED = ("gap_s", "lanes", "seed")
 SERVED = ("ttft_p50_s", "ttft_p99_s", "ttft_mean_s", "makespan_s", "output_tokens_per_s", "requests_per_s")
 RESULTS = tuple(field.name for field in fields(RunResult))
 
@@ -30,6 +32,7 @@ class Outcome:
     """All that was found at one place of one load. `arms`: by policy, LRU among them, those that did not fail.
 
     `role`, `hints`: as every arm has them. `tiers`: blocks of each, warm to cold.
+    `windows`: the optimum by windows, of a recording.
     `lru_needs`: for a policy how many blocks LRU needs for as many hits; None: no cache is enough.
     `order`: of the arms, in the closed loop, where they run in both.
     """
@@ -43,6 +46,7 @@ class Outcome:
     block_tokens: int
     arms: Mapping[str, RunResult]
     optimum: Bound | None
+    windows: tuple[Window, ...]
     lru_needs: Mapping[str, int | None]
     order: str | None = None
 
@@ -63,9 +67,7 @@ class Row:
     role: str
     hints: str
     tiers: Mapping[str, int]
-    gap_s: float
-    lanes: int
-    seed: int
+    load: Load
     order: str | None
     capacity_blocks: int
     placed: bool
@@ -100,7 +102,8 @@ class Row:
 
     def told(self) -> dict[str, Any]:
         """As JSON shows it, what the arm told of itself included: of the optimum, which has no arm, that is null."""
-        own = {name: getattr(self, name) for name in self.__slots__ if name != "result"}
+        own = {name: getattr(self, name) for name in self.__slots__ if name not in ("load", "result")}
+        own |= {name: getattr(self.load, name) for name in PLAYED}
         inside = dict.fromkeys(RESULTS) if self.result is None else asdict(self.result)
         return {**own, **{name: value for name, value in inside.items() if name not in own}}
 
@@ -135,9 +138,7 @@ def _row(
         role=outcome.role,
         hints=outcome.hints,
         tiers=outcome.tiers,
-        gap_s=load.gap_s,
-        lanes=load.lanes,
-        seed=load.seed,
+        load=load,
         order=outcome.order,
         capacity_blocks=place.capacity_blocks,
         placed=place.points is not None,
@@ -175,12 +176,13 @@ class Summary:
     """One policy over several seeds: the mean of each figure, and the worst seed's."""
 
     policy: str
-    gap_s: float
-    lanes: int
+    shape: str
+    gap_s: float | None
+    lanes: int | None
     order: str | None
     points_below_ceiling: float | None
     capacity_blocks: float
-    seeds: tuple[int, ...]
+    seeds: tuple[int | None, ...]
     mean: Mapping[str, float | None]
     worst: Mapping[str, float | None]
 
@@ -206,7 +208,7 @@ def summaries_of(rows: Iterable[Row]) -> list[Summary]:
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
         where = row.points_below_ceiling if row.placed else row.capacity_blocks
-        groups.setdefault((row.gap_s, row.lanes, row.order, where, row.policy), []).append(row)
+        groups.setdefault((row.load.shape, row.order, where, row.policy), []).append(row)
     return [_summary(group) for group in groups.values()]
 
 
@@ -220,12 +222,13 @@ def _summary(group: list[Row]) -> Summary:
     first = group[0]
     return Summary(
         policy=first.policy,
-        gap_s=first.gap_s,
-        lanes=first.lanes,
+        shape=first.load.shape,
+        gap_s=first.load.gap_s,
+        lanes=first.load.lanes,
         order=first.order,
         points_below_ceiling=first.points_below_ceiling if first.placed else None,
         capacity_blocks=fmean([row.capacity_blocks for row in group]),
-        seeds=tuple(row.seed for row in group),
+        seeds=tuple(row.load.seed for row in group),
         mean=mean,
         worst=worst,
     )

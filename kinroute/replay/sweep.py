@@ -13,7 +13,8 @@ from kinroute.replay.optimum import Bound
 from kinroute.replay.results import RunResult
 from kinroute.replay.rows import Outcome, Place
 from kinroute.replay.service import CostModel
-from kinroute.replay.tasks import Clairvoyant, Matching, Simulation, Survey, Surveyed, SweepTask, loads_of
+from kinroute.replay.tasks import Clairvoyant, Matching, Simulation, Survey, Surveyed, SweepTask, Windowed, loads_of
+from kinroute.replay.windows import Window
 
 ORDERS = ("lru first", "lru last")
 
@@ -23,6 +24,7 @@ class _OneLoad:
     surveyed: Surveyed | None = None
     runs: dict[tuple[Place, str | None], dict[str, RunResult]] = field(default_factory=dict)
     bounds: dict[Place, Bound] = field(default_factory=dict)
+    windows: dict[Place, tuple[Window, ...]] = field(default_factory=dict)
     needs: dict[int, int | None] = field(default_factory=dict)
     waits_for: int = 1
 
@@ -34,10 +36,11 @@ class Sweep:
     carried out in both orders.
     """
 
-    def __init__(self, asked: Asked, costs: CostModel) -> None:
+    def __init__(self, asked: Asked, costs: CostModel, *, recorded: bool = False) -> None:
+        """`recorded`: the traces are a worker's recordings."""
         self._asked = asked
         self._costs = costs
-        self._loads = {load: _OneLoad() for load in loads_of(asked)}
+        self._loads = {load: _OneLoad() for load in loads_of(asked, recorded=recorded)}
 
     @property
     def num_tasks(self) -> int:
@@ -45,7 +48,9 @@ class Sweep:
         asked = self._asked
         places = len(asked.points if asked.capacities is None else asked.capacities)
         arms = 1 + len(asked.policies)
-        return len(self._loads) * (1 + places * (2 * arms if asked.closed_loop else arms + 1) + (not asked.closed_loop))
+        of_place = 2 * arms if asked.closed_loop else arms + 1
+        windows = places * sum(load.is_recorded for load in self._loads) * (not asked.closed_loop)
+        return len(self._loads) * (1 + places * of_place + (not asked.closed_loop)) + windows
 
     def begin(self) -> list[SweepTask]:
         asked = self._asked
@@ -66,6 +71,8 @@ class Sweep:
                 one.runs.setdefault((task.place, task.order), {})[task.arm.policy] = found
             case Clairvoyant(), Bound():
                 one.bounds[task.place] = found
+            case Windowed(), tuple():
+                one.windows[task.place] = found
             case Matching(), dict():
                 one.needs = found
             case _:
@@ -95,6 +102,7 @@ class Sweep:
                         block_tokens=one.surveyed.block_tokens,
                         arms={policy: runs[policy] for policy in policies if policy in runs},
                         optimum=one.bounds.get(place),
+                        windows=one.windows.get(place, ()),
                         lru_needs={name: one.needs.get(hits) for name, hits in _hits(runs, one.bounds.get(place))},
                         order=order,
                     )
@@ -120,6 +128,8 @@ class Sweep:
         ]
         if not self._asked.closed_loop:
             tasks.append(Clairvoyant(load, place, self._colder, self._asked.role, self._asked.warmup))
+            if load.is_recorded:
+                tasks.append(Windowed(load, place, self._colder, self._asked.role, self._asked.window))
         return tasks
 
     def _arm(self, policy: str, place: Place) -> Arm:

@@ -9,7 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from kinroute.replay.arguments import OPTIMUM
-from kinroute.replay.rows import Row, Summary
+from kinroute.replay.rows import Place, Row, Summary
+from kinroute.replay.windows import Window
 
 NOTHING = "–"
 LEGEND = (
@@ -26,7 +27,7 @@ def show(console: Console, rows: Sequence[Row], summaries: Sequence[Summary], bl
     served: dict[str, list[Row]] = {}
     for row in rows:
         if row.result is not None and row.result.service is not None:
-            served.setdefault(f"gap {row.gap_s:g} s, {row.lanes} lanes, seed {row.seed}, {row.order}", []).append(row)
+            served.setdefault(f"{row.load.name}, {row.order}", []).append(row)
     for name, own in served.items():
         console.print(_services(name, own))
     for line in LEGEND:
@@ -36,11 +37,11 @@ def show(console: Console, rows: Sequence[Row], summaries: Sequence[Summary], bl
 def _of_one_seed(rows: Sequence[Row], block_tokens: int) -> Iterator[Table]:
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row.gap_s, row.lanes, row.seed, row.order, row.capacity_blocks), []).append(row)
+        groups.setdefault((row.load, row.order, row.capacity_blocks), []).append(row)
     for group in groups.values():
         first = group[0]
         table = _table(
-            f"gap {first.gap_s:g} s, {first.lanes} lanes, seed {first.seed}",
+            first.load.name,
             first.order,
             f"{first.capacity_blocks:,} blocks of {block_tokens} tokens",
             first.lru_points_below_ceiling,
@@ -55,12 +56,12 @@ def _of_seeds(summaries: Sequence[Summary], block_tokens: int) -> Iterator[Table
     groups: dict[tuple[object, ...], list[Summary]] = {}
     for one in summaries:
         where = one.capacity_blocks if one.points_below_ceiling is None else one.points_below_ceiling
-        groups.setdefault((one.gap_s, one.lanes, one.order, where), []).append(one)
+        groups.setdefault((one.shape, one.order, where), []).append(one)
     for group in groups.values():
         first = group[0]
         lru = next((one for one in group if one.policy == "lru"), None)
         table = _table(
-            f"gap {first.gap_s:g} s, {first.lanes} lanes, {len(first.seeds)} seeds",
+            f"{first.shape}, {len(first.seeds)} seeds",
             first.order,
             f"about {first.capacity_blocks:,.0f} blocks of {block_tokens} tokens",
             None if lru is None else lru.mean["points_below"],
@@ -165,6 +166,18 @@ def served_cells(row: Row) -> tuple[str, ...]:
 def seconds(time_s: float) -> str:
     """0.0123 s is 12 ms, and hours are seconds too."""
     return f"{1000 * time_s:,.0f} ms" if time_s < 1 else f"{time_s:,.1f} s" if time_s < 1000 else f"{time_s:,.0f} s"
+
+
+def by_windows(place: Place, windows: Sequence[Window]) -> str:
+    """What there was to gain at any time, in a line."""
+    blocks = sum(window.prompt_blocks for window in windows)
+    lru, best = (sum(getattr(one, name) for one in windows) for name in ("lru_hits", "optimum_hits"))
+    most = max(windows, key=lambda one: (one.optimum_hits - one.lru_hits) / max(1, one.prompt_blocks))
+    return (
+        f"{place.capacity_blocks:,} blocks, windows of {windows[0].requests:,} requests, each from LRU's cache: LRU "
+        f"{percent(lru / max(1, blocks))}, optimum {percent(best / max(1, blocks))}; most to gain from request "
+        f"{most.first:,} on: {percent((most.optimum_hits - most.lru_hits) / max(1, most.prompt_blocks))}."
+    )
 
 
 def percent(share: float | None, digits: int = 2) -> str:

@@ -15,6 +15,7 @@ from kinroute.replay.optimum import Bound, optimum
 from kinroute.replay.results import RunResult
 from kinroute.replay.rows import Place
 from kinroute.replay.simulation import simulate
+from kinroute.replay.windows import Window, windowed
 
 Progress = Callable[[float], None]
 
@@ -102,6 +103,25 @@ class Clairvoyant:
 
 
 @dataclass(frozen=True, slots=True)
+class Windowed:
+    """The optimum of each window of so many requests, from the cache that LRU had when it began."""
+
+    load: Load
+    place: Place
+    colder_blocks: int
+    role: Role
+    window: int
+
+    @property
+    def name(self) -> str:
+        return f"{OPTIMUM} by windows, {self.place.capacity_blocks:,} blocks, {self.load.name}"
+
+    def run(self, on_progress: Progress) -> tuple[Window, ...]:
+        total = self.place.capacity_blocks + self.colder_blocks
+        return tuple(windowed(self.load.played(), total, window=self.window, role=self.role))
+
+
+@dataclass(frozen=True, slots=True)
 class Matching:
     """How many blocks LRU needs for each of these numbers of hits; None where no cache is enough."""
 
@@ -119,10 +139,13 @@ class Matching:
         return dict(zip(self.hits, needs, strict=True))
 
 
-SweepTask = Survey | Simulation | Clairvoyant | Matching
+SweepTask = Survey | Simulation | Clairvoyant | Windowed | Matching
 
 
-def loads_of(asked: Asked) -> list[Load]:
+def loads_of(asked: Asked, *, recorded: bool) -> list[Load]:
+    """`recorded`: the traces are a worker's recordings, which are played once as they stand."""
+    if recorded:
+        return [Load(asked.traces, asked.block_tokens, asked.requests, None, None, None)]
     return [
         Load(asked.traces, asked.block_tokens, asked.requests, gap_s, lanes, seed)
         for gap_s in asked.gaps_s
