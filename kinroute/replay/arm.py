@@ -24,8 +24,7 @@ class Arm:
     `host_rate`, `disk_rate`: blocks a second that a rank copies to or from that tier, one copy after the other. The
     defaults are assumptions: 64 tokens of 131,072 bytes (32 layers, 8 KV heads of 128, 2 bytes each) a block, 25 GB/s
     to host memory (PCIe 4.0 x16) and 3 GB/s to disk (NVMe).
-    `closed_loop`: arrivals would wait for answers, and steps cost what `costs` say; it is refused where it is not to be
-    had.
+    `closed_loop`: arrivals wait for answers, and steps cost what `costs` say.
     """
 
     policy: str

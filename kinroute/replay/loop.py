@@ -81,7 +81,7 @@ class Loop(abc.ABC):
             planned = worker.plan(now_ms)
             if planned is not None:
                 self._watch(planned)
-                now_ms += self.step_ms(planned)
+                now_ms += self.step_ms(planned, now_ms)
                 keys = planned.work.batch.sample_requests if planned.work.batch is not None else ()
                 for key in keys:
                     self.speakers[key].may_speak = True
@@ -100,7 +100,8 @@ class Loop(abc.ABC):
         """Say when who arrives, as far as that is known."""
 
     @abc.abstractmethod
-    def step_ms(self, planned: Planned) -> float: ...
+    def step_ms(self, planned: Planned, now_ms: float) -> float:
+        """How long it takes until this plan, made now, is over and its tokens are told."""
 
     @abc.abstractmethod
     def speak(self, keys: Sequence[RequestKey], now_ms: float) -> Iterable[tuple[Speaker, int]]:
@@ -131,10 +132,10 @@ class Loop(abc.ABC):
     def _take_events(self, now_ms: float) -> None:
         spoken: list[tuple[Speaker, int]] = []
         while self._events and self._events[0][0] <= now_ms:
-            _, event, index = heapq.heappop(self._events)
+            due_ms, event, index = heapq.heappop(self._events)
             match event:
                 case Event.ARRIVES:
-                    self._arrive(index, now_ms)
+                    self._arrive(index, due_ms)
                 case Event.SPEAKS:
                     # One that made way and came back is due twice, and may be over by now.
                     speaker = self.speakers.get(RequestKey(index + 1))
@@ -144,7 +145,7 @@ class Loop(abc.ABC):
                 case Event.IS_RELEASED:
                     self.worker.scheduler.released(RequestKey(index + 1))
                 case Event.ENDS:
-                    self._tell_end(index, now_ms)
+                    self._tell_end(index, due_ms)
         if spoken:
             self._tell(spoken, now_ms)
 

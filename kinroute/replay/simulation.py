@@ -3,6 +3,7 @@
 The open loop: a request arrives when it was recorded and is prefilled in steps of 30 ms, none of which is ever full;
 its answer ends when it was recorded to, and never before its prefill. Until then all of it is held. All tokens of an
 answer but the last come together, one step before its end: of what lies between, nothing but pages held would depend.
+The closed loop is `kinroute.replay.closed`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from kinroute.replay.arm import STEP_MS
 from kinroute.replay.arm import Arm as Arm
+from kinroute.replay.closed import ClosedLoop
 from kinroute.replay.loop import Event, Loop, Speaker
 from kinroute.replay.plays import PlayedRequest
 from kinroute.replay.results import RunResult
@@ -23,9 +25,8 @@ def simulate(requests: Sequence[PlayedRequest], arm: Arm, on_progress: Callable[
 
     Raises ValueError where the arm cannot be, RanksDiffer where a rank decides otherwise than rank 0.
     """
-    if arm.closed_loop:
-        raise ValueError("closed_loop: this version plays the open loop only")
-    return _OpenLoop(requests, arm, on_progress).run()
+    loop = ClosedLoop if arm.closed_loop else _OpenLoop
+    return loop(requests, arm, on_progress).run()
 
 
 class _OpenLoop(Loop):
@@ -33,7 +34,7 @@ class _OpenLoop(Loop):
         for index, request in enumerate(self.requests):
             self.at(request.t_s * 1000, Event.ARRIVES, index)
 
-    def step_ms(self, planned: Planned) -> float:
+    def step_ms(self, planned: Planned, now_ms: float) -> float:
         return STEP_MS
 
     def speak(self, keys: Sequence[RequestKey], now_ms: float) -> Iterable[tuple[Speaker, int]]:

@@ -11,21 +11,13 @@ from kinroute.replay.plays import PlayedRequest
 from kinroute.replay.results import RunResult
 from kinroute.replay.simulation import Arm, simulate
 from tests.kinroute.replay.loads import load
+from tests.kinroute.replay.plain import asked
 
 POLICIES = ("lru", "subagent")
 
 
 def run(requests: list[PlayedRequest], policy: str = "lru", capacity: int = 80, **members: Any) -> RunResult:
     return simulate(requests, Arm(policy, capacity, **members), lambda ended: None)
-
-
-def asked(t_s: float, *blocks: tuple[int, int], output: int = 1, **members: Any) -> PlayedRequest:
-    made: dict[str, Any] = {
-        "duration_s": 1.0, "play": 0, "conversation": "a", "parent": None, "kind": "root", "stop": "tool",
-        "answer_blocks": ((900 + int(t_s), -(-output // 4)),), "output_tokens": output, "block_tokens": 4,
-        "is_last": False,
-    }  # fmt: skip
-    return PlayedRequest(t_s=t_s, prompt_blocks=blocks, **{**made, **members})
 
 
 def test_a_prompt_finds_the_blocks_of_the_one_before() -> None:
@@ -180,7 +172,6 @@ def test_progress_is_told_until_all_have_ended() -> None:
         ({"capacity_blocks": 0}, "at least one"),
         ({"warmup": 1.0}, "warmup"),
         ({"tp": 0}, "tp is 0"),
-        ({"closed_loop": True}, "open loop only"),
     ],
 )
 def test_an_arm_that_cannot_be_is_refused(members: dict[str, Any], said: str) -> None:
