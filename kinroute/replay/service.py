@@ -21,17 +21,17 @@ class CostModel:
     token of context that this one looks at; `decode_token_s` and `decode_context_s` for those that it decodes.
 
     The limits are a worker's defaults. The seconds are assumptions, for a dense model of 8 billion weights (32 layers,
-    32 heads and 8 KV heads of 128, 2 bytes a number) on a GPU of 989 Tflop/s and 3.35 TB/s (the data sheet of an H100
-    SXM) that reaches half of either: each step reads all weights, prefill takes 2 flops a weight and 524,288 flops a
-    pair of tokens, decode reads 131,072 bytes of each token of context; that a decoded token itself adds 0.1 ms is a
-    guess.
+    32 heads and 8 KV heads of 128, 2 bytes a number) on eight GPUs of 989 Tflop/s and 3.35 TB/s each (the data sheet of
+    an H100 SXM) that reach half of either: each step reads all weights in 1.2 ms, prefill takes 2 flops a weight and
+    524,288 flops a pair of tokens, decode reads 131,072 bytes of each token of context. That a step takes 2.8 ms more
+    for its launches and exchanges, and a decoded token 0.1 ms, are guesses.
     """
 
-    step_s: float = 0.0096
-    prefill_token_s: float = 3.2e-5
-    prefill_context_s: float = 1.06e-9
+    step_s: float = 0.004
+    prefill_token_s: float = 4.0e-6
+    prefill_context_s: float = 1.3e-10
     decode_token_s: float = 1e-4
-    decode_context_s: float = 7.8e-8
+    decode_context_s: float = 9.8e-9
     max_num_tokens: int = 2048
     max_batch_size: int = 64
 

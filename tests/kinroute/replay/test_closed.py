@@ -124,9 +124,7 @@ def test_a_burst_takes_as_long_as_its_steps_one_by_one() -> None:
     costs = CostModel(max_num_tokens=1 << 20)
     load = StepLoad(decode_tokens=3, decode_context=5000)
 
-    one_by_one = sum(
-        costs.seconds(dataclasses.replace(load, decode_context=5000 + 3 * step)) for step in range(1, 101)
-    )
+    one_by_one = sum(costs.seconds(dataclasses.replace(load, decode_context=5000 + 3 * step)) for step in range(1, 101))
 
     assert seconds_of_burst(100, load, costs) == pytest.approx(one_by_one)
 
