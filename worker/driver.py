@@ -40,6 +40,7 @@ from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, LoadS
 from worker.core.plan import Plan
 from worker.core.replica import Replica
 from worker.core.scheduler import Scheduler
+from worker.core.step_load import load_of
 from worker.core.step_work import StepWork
 from worker.core.tiers import CopyWork, Tier
 from worker.core.types import Request, RequestKey, Sampled
@@ -119,6 +120,9 @@ class Driver:
                 self._began_s = time.monotonic()
                 self._step(*planned)
                 self._metrics.steps.observe(self.step_s)
+                batch = planned[1].batch
+                if batch is not None:
+                    self._metrics.count_forward(load_of(batch), self.step_s)
                 self._began_s = None
                 if self._recording is not None:
                     self._recording.rest(self._engine.replica)

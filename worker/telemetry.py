@@ -6,9 +6,10 @@ import logging
 import sys
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summary
 
 from worker.cache_metrics import CacheMetrics
+from worker.core.step_load import StepLoad
 from worker.kv_event_metrics import KvEventMetrics
 from worker.settings import Log
 
@@ -54,6 +55,19 @@ class Metrics:
         self.steps = Histogram(
             "kinroute_worker_step_seconds", "One engine step.", buckets=STEP_BUCKETS_S, registry=self.registry
         )
+        self.forwards = Summary(
+            "kinroute_worker_forward_seconds", "One engine step that computes something.", registry=self.registry
+        )
+        computed = Counter(
+            "kinroute_worker_computed_tokens", "Tokens computed, by kind.", ["kind"], registry=self.registry
+        )
+        attended = Counter(
+            "kinroute_worker_attended_tokens",
+            "Tokens of context that computed tokens looked at, by kind of those.",
+            ["kind"],
+            registry=self.registry,
+        )
+        self._computed = [(computed.labels(kind), attended.labels(kind)) for kind in ("prefill", "decode")]
         self.running = Gauge("kinroute_worker_running_requests", "Requests being computed.", registry=self.registry)
         self.queued = Gauge("kinroute_worker_queued_requests", "Requests waiting.", registry=self.registry)
         self.used_pages = Gauge("kinroute_worker_used_pages", "KV pages in use.", registry=self.registry)
@@ -80,6 +94,18 @@ class Metrics:
         self.num_mismatches = 0
         self.cache = CacheMetrics(self.registry)
         self.kv_events = KvEventMetrics(self.registry)
+
+    def count_forward(self, load: StepLoad, took_s: float) -> None:
+        """A step computed this."""
+        self.forwards.observe(took_s)
+        for (computed, attended), tokens, context in zip(
+            self._computed,
+            (load.prefill_tokens, load.decode_tokens),
+            (load.prefill_context, load.decode_context),
+            strict=True,
+        ):
+            computed.inc(tokens)
+            attended.inc(context)
 
     def count_mismatches(self, count: int = 1) -> None:
         """Also those of the groups before this one: a group ends at its first."""

@@ -17,10 +17,11 @@ from kinroute.replay.arm import HANDOFF_MS, Arm
 from kinroute.replay.loop import Event, Loop, Speaker
 from kinroute.replay.plays import PlayedRequest
 from kinroute.replay.results import Service
-from kinroute.replay.service import CostModel, StepLoad
+from kinroute.replay.service import CostModel
 from kinroute.replay.simulated import Planned
 from kinroute.replay.waits import waits_of
 from worker.core.plan import Chunk, Plan, Sampled
+from worker.core.step_load import StepLoad
 from worker.core.types import RequestKey
 
 IDLE_STEP_MS = 1.0

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class StepLoad:
-    """What a step computes: tokens, and for all of them together how many tokens of context each looks at."""
-
-    prefill_tokens: int = 0
-    prefill_context: int = 0
-    decode_tokens: int = 0
-    decode_context: int = 0
+from worker.core.step_load import StepLoad
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""For whom a request waits in the closed loop, as its recording tells: think and tool times stay, answers may be faster.
+"""Whom a request waits for in the closed loop, as was recorded: think and tool times stay, answers may be faster.
 
 A turn comes so long after its conversation's last answer and those of its sub-agents that had ended by then; the first
 request of a sub-agent so long after the turn that launched it; a session after the one before it in its lane.
@@ -17,8 +17,8 @@ SAME_S = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A request comes `after_s` after the last of these: the ends of the answers `ends`, and the arrival `arrival`. Both
-    are places in the load, before its own; without either it is so long after the beginning."""
+    """A request comes `after_s` after the last of these: the ends of the answers `ends`, and the arrival `arrival`, all
+    of them places in the load before its own; where there is none, after the beginning."""
 
     after_s: float
     ends: tuple[int, ...] = ()

@@ -11,10 +11,11 @@ from kinroute.replay.arm import HANDOFF_MS, Arm
 from kinroute.replay.closed import seconds_of_burst, steps_within
 from kinroute.replay.plays import PlayedRequest
 from kinroute.replay.results import RunResult, Service
-from kinroute.replay.service import CostModel, StepLoad
+from kinroute.replay.service import CostModel
 from kinroute.replay.simulation import simulate
 from tests.kinroute.replay.loads import load
 from tests.kinroute.replay.plain import asked
+from worker.core.step_load import StepLoad
 
 PLAIN = CostModel(
     step_s=1.0, prefill_token_s=0.5, prefill_context_s=0.0, decode_token_s=0.25, decode_context_s=0.0, max_num_tokens=16
@@ -124,7 +125,7 @@ def test_a_burst_takes_as_long_as_its_steps_one_by_one() -> None:
     costs = CostModel(max_num_tokens=1 << 20)
     load = StepLoad(decode_tokens=3, decode_context=5000)
 
-    one_by_one = sum(costs.seconds(dataclasses.replace(load, decode_context=5000 + 3 * step)) for step in range(1, 101))
+    one_by_one = sum(costs.seconds(load._replace(decode_context=5000 + 3 * step)) for step in range(1, 101))
 
     assert seconds_of_burst(100, load, costs) == pytest.approx(one_by_one)
 
