@@ -52,7 +52,9 @@ def replay(asked: Asked, *, command: str, version: str) -> int:
         told = _told(asked, command, version, traces, notes, outcomes, rows, summaries, failed)
         _write(asked.json, json.dumps(told, indent=1) + "\n")
     if render is not None and asked.html is not None:
-        _write(asked.html, render(rows, outcomes, command=command, version=version, traces=traces, notes=notes))
+        _write(
+            asked.html, render(rows, summaries, outcomes, command=command, version=version, traces=traces, notes=notes)
+        )
     if asked.json != STDOUT:
         console = Console()
         for note in notes:

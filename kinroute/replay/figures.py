@@ -93,7 +93,11 @@ def hit_ratios(rows: Sequence[Row]) -> Figure:
             "type": "scatter",
             "mode": "lines",
             "name": "ceiling (a cache without end)",
-            "x": [ceiling[0][0] / EDGE, *(x for x, _ in ceiling), ceiling[-1][0] * EDGE],
+            "x": [
+                min(row.capacity_blocks for row in rows) / EDGE,
+                *(x for x, _ in ceiling),
+                max(row.capacity_blocks for row in rows) * EDGE,
+            ],
             "y": [ceiling[0][1], *(y for _, y in ceiling), ceiling[-1][1]],
             "line": {"color": RED, "dash": "dot"},
             "hovertemplate": "ceiling: %{y:.2f} %",
@@ -108,7 +112,7 @@ def hit_ratios(rows: Sequence[Row]) -> Figure:
         says,
         data,
         {
-            "xaxis": _capacities([x for x, _ in ceiling]),
+            "xaxis": _capacities([x for x, _ in ceiling], rows),
             "yaxis": {"title": {"text": "block hit ratio, %"}},
             "height": 420,
         },
@@ -192,7 +196,7 @@ def first_tokens(rows: Sequence[Row]) -> Figure:
         "Seconds from a request's arrival to its first token: the median and the 99th percentile.",
         data,
         {
-            "xaxis": _capacities([x for x, _ in _by_place(rows, lambda row: 0.0)]),
+            "xaxis": _capacities([x for x, _ in _by_place(rows, lambda row: 0.0)], rows),
             "yaxis": {"title": {"text": "seconds"}, "type": "log", "dtick": 1},
             "height": 420,
         },
@@ -398,12 +402,13 @@ def _by_place(rows: Iterable[Row], value: Any) -> list[tuple[float, float]]:
     return sorted((fmean([row.capacity_blocks for row in own]), fmean([value(row) for row in own])) for own in places)
 
 
-def _capacities(ticks: Sequence[float]) -> dict[str, Any]:
-    """An axis with a tick at each capacity."""
+def _capacities(ticks: Sequence[float], rows: Sequence[Row]) -> dict[str, Any]:
+    """An axis with a tick at each place."""
+    blocks = [row.capacity_blocks for row in rows]
     return {
         "title": {"text": CAPACITY},
         "type": "log",
-        "range": [math.log10(ticks[0] / EDGE), math.log10(ticks[-1] * EDGE)],
+        "range": [math.log10(min(blocks) / EDGE), math.log10(max(blocks) * EDGE)],
         "tickvals": list(ticks),
         "ticktext": [short(tick) for tick in ticks],
     }

@@ -23,7 +23,7 @@ from kinroute.replay.figures import (
     tails,
     timeline,
 )
-from kinroute.replay.rows import Outcome, Row
+from kinroute.replay.rows import Outcome, Row, Summary
 from kinroute.replay.table import NOTHING, change, more, percent, served_cells, short
 from kinroute.replay.told_traces import ToldTrace
 
@@ -68,6 +68,7 @@ class _Place:
 
 def render(
     rows: Sequence[Row],
+    summaries: Sequence[Summary],
     outcomes: Sequence[Outcome],
     *,
     command: str,
@@ -89,7 +90,7 @@ def render(
         traces=traces,
         notes=notes,
         heads=HEADS,
-        places=_places(rows, _cells),
+        places=[*_means(summaries), *_places(rows, _cells)],
         served_heads=SERVED_HEADS,
         served=_places(
             [row for row in rows if row.result is not None and row.result.service is not None], served_cells
@@ -183,6 +184,32 @@ def _places(rows: Sequence[Row], cells: Callable[[Row], tuple[str, ...]]) -> lis
         name = f"{_load(row)}{_seed(row)}: {row.capacity_blocks:,} blocks{below}"
         places.setdefault(name, []).append(_Line(cells(row), row.upper_bound))
     return [_Place(name, lines) for name, lines in places.items()]
+
+
+def _means(summaries: Sequence[Summary]) -> list[_Place]:
+    places: dict[tuple[object, ...], _Place] = {}
+    for one in summaries:
+        order = "" if one.order is None else f", {one.order}"
+        blocks = f"about {one.capacity_blocks:,.0f} blocks"
+        name = f"{one.shape}{order}, mean of {len(one.seeds)} seeds: {blocks}"
+        place = places.setdefault(one.place, _Place(name, []))
+        mean, is_end = one.mean, one.policy in ("lru", OPTIMUM)
+        ratio, below = mean["block_hit_ratio"], mean["points_below"]
+        cells = (
+            one.policy,
+            percent(ratio),
+            NOTHING if below is None else f"{below:.2f}",
+            short(mean["uncached_tokens"]),
+            NOTHING if one.policy == "lru" else change(mean["uncached_vs_lru"]),
+            NOTHING if is_end else percent(mean["gap_closed"], digits=1),
+            short(mean["demoted_blocks"]),
+            short(mean["regretted_blocks"]),
+            NOTHING,
+            NOTHING,
+            NOTHING if is_end else more(mean["extra_memory"]),
+        )
+        place.lines.append(_Line(cells, one.policy == OPTIMUM))
+    return list(places.values())
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -88,6 +88,12 @@ class Row:
     result: RunResult | None
 
     @property
+    def place(self) -> tuple[object, ...]:
+        """What several seeds have in common."""
+        where = self.points_below_ceiling if self.placed else self.capacity_blocks
+        return self.load.shape, self.order, where
+
+    @property
     def demoted_blocks(self) -> int | None:
         return None if self.result is None else self.result.demoted_blocks
 
@@ -186,6 +192,11 @@ class Summary:
     mean: Mapping[str, float | None]
     worst: Mapping[str, float | None]
 
+    @property
+    def place(self) -> tuple[object, ...]:
+        where = self.capacity_blocks if self.points_below_ceiling is None else self.points_below_ceiling
+        return self.shape, self.order, where
+
     def told(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -207,8 +218,7 @@ def summaries_of(rows: Iterable[Row]) -> list[Summary]:
     """Of rows that differ in nothing but the seed, and in the capacity where that was placed for each seed."""
     groups: dict[tuple[object, ...], list[Row]] = {}
     for row in rows:
-        where = row.points_below_ceiling if row.placed else row.capacity_blocks
-        groups.setdefault((row.load.shape, row.order, where, row.policy), []).append(row)
+        groups.setdefault((*row.place, row.policy), []).append(row)
     return [_summary(group) for group in groups.values()]
 
 

@@ -22,14 +22,17 @@ LEGEND = (
 
 def show(console: Console, rows: Sequence[Row], summaries: Sequence[Summary], block_tokens: int) -> None:
     """Rows of one seed as they are; of several seeds, the mean and the worst of each policy."""
-    for table in _of_seeds(summaries, block_tokens) if summaries else _of_one_seed(rows, block_tokens):
+    for table in _of_seeds(rows, summaries, block_tokens) if summaries else _of_one_seed(rows, block_tokens):
         console.print(table)
+        console.print()
     served: dict[str, list[Row]] = {}
     for row in rows:
         if row.result is not None and row.result.service is not None:
-            served.setdefault(f"{row.load.name}, {row.order}", []).append(row)
+            place = f"{row.load.name}, {row.order}, {row.capacity_blocks:,} blocks"
+            served.setdefault(place, []).append(row)
     for name, own in served.items():
         console.print(_services(name, own))
+        console.print()
     for line in LEGEND:
         console.print(line, style="dim", highlight=False)
 
@@ -52,12 +55,11 @@ def _of_one_seed(rows: Sequence[Row], block_tokens: int) -> Iterator[Table]:
         yield table
 
 
-def _of_seeds(summaries: Sequence[Summary], block_tokens: int) -> Iterator[Table]:
+def _of_seeds(rows: Sequence[Row], summaries: Sequence[Summary], block_tokens: int) -> Iterator[Table]:
     groups: dict[tuple[object, ...], list[Summary]] = {}
     for one in summaries:
-        where = one.capacity_blocks if one.points_below_ceiling is None else one.points_below_ceiling
-        groups.setdefault((one.shape, one.order, where), []).append(one)
-    for group in groups.values():
+        groups.setdefault(one.place, []).append(one)
+    for place, group in groups.items():
         first = group[0]
         lru = next((one for one in group if one.policy == "lru"), None)
         table = _table(
@@ -69,25 +71,34 @@ def _of_seeds(summaries: Sequence[Summary], block_tokens: int) -> Iterator[Table
         for one in group:
             _add(table, one.policy, one.policy, one.mean)
             _add(table, one.policy, "   worst", one.worst)
+        table.caption = _crowd([row for row in rows if row.place == place])
         yield table
 
 
 def _crowd(rows: Sequence[Row]) -> str | None:
     """What kept requests from running as they were recorded; a small cache is full of what runs."""
-    told = [
-        f"{row.policy} {refused}/{waits}"
-        for row in rows
-        if row.result is not None
-        for refused, waits in [(row.result.refused, row.result.suspensions)]
-        if refused or waits
-    ]
-    return f"crowded: requests larger than the device/made to wait in the midst: {', '.join(told)}" if told else None
+    counts: dict[str, list[int]] = {}
+    for row in rows:
+        if row.result is not None:
+            own = counts.setdefault(row.policy, [0, 0])
+            own[0] += row.result.refused
+            own[1] += row.result.suspensions
+    told = [f"{policy} {refused}/{waits}" for policy, (refused, waits) in counts.items() if refused or waits]
+    return f"crowded (larger than the device/made way for others): {', '.join(told)}" if told else None
 
 
 def _table(load: str, order: str | None, capacity: str, points: float | None) -> Table:
     where = "" if points is None else f"; LRU is {points:.2f} points under the ceiling"
     title = f"{load}{'' if order is None else f', {order}'}\n{capacity}{where}"
-    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     table.caption_justify, table.caption_style = "left", "yellow"
     table.add_column("policy", no_wrap=True)
     for head in (
@@ -126,11 +137,12 @@ def _services(name: str, rows: Sequence[Row]) -> Table:
         title_justify="left",
         title_style="bold",
         box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
         padding=(0, 1, 0, 0),
     )
     table.add_column("policy", no_wrap=True)
     for head in (
-        "blocks",
         "TTFT\np50",
         "against\nlru",
         "TTFT\np99",
@@ -141,8 +153,7 @@ def _services(name: str, rows: Sequence[Row]) -> Table:
     ):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
-        policy, *cells = served_cells(row)
-        table.add_row(policy, f"{row.capacity_blocks:,}", *cells)
+        table.add_row(*served_cells(row))
     return table
 
 
@@ -189,8 +200,8 @@ def change(share: float | None) -> str:
 
 
 def more(share: float | None) -> str:
-    """+50.0 %, and from ten times on ×12.3."""
-    return change(share) if share is None or share < 9 else f"×{1 + share:,.1f}"
+    """+50.0 %, and from twice on ×2.3."""
+    return change(share) if share is None or share < 1 else f"×{1 + share:,.1f}"
 
 
 def short(count: float | None) -> str:
