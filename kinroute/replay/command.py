@@ -19,8 +19,9 @@ from kinroute.replay import arguments
 from kinroute.replay.arguments import Asked
 from kinroute.replay.arm import Arm
 from kinroute.replay.arms import Advanced, Arms, Began, Ended, Failed
+from kinroute.replay.calibration import read_costs
 from kinroute.replay.readers import read_sessions
-from kinroute.replay.rows import Outcome, Row, Summary, rows_of, summaries_of
+from kinroute.replay.rows import Outcome, Row, Summary, first_orders, rows_of, summaries_of
 from kinroute.replay.service import CostModel
 from kinroute.replay.simulated import cache_config
 from kinroute.replay.sweep import Sweep
@@ -30,6 +31,10 @@ from kinroute.replay.told_traces import ToldTrace, tell
 from kinroute.replay.traces import TraceError
 
 STDOUT = Path("-")
+CLOSED = (
+    "Closed loop: requests wait for the answers before them, so arrivals depend on the arm and there is no optimum. "
+    "The arms ran in both orders"
+)
 
 
 def replay(asked: Asked, *, command: str, version: str) -> int:
@@ -38,28 +43,43 @@ def replay(asked: Asked, *, command: str, version: str) -> int:
     Raises Misuse where a trace cannot be read or no worker has such a policy, Problem where a report cannot be made.
     """
     _refuse(asked)
+    costs = _costs(asked)
     traces = _traces(asked)
     render = _renderer() if asked.html is not None else None
-    sweep = Sweep(asked, _costs(asked))
+    sweep = Sweep(asked, costs)
     failed = _carry_out(sweep, asked.jobs)
     outcomes = list(sweep.outcomes())
     rows = [row for outcome in outcomes for row in rows_of(outcome)]
     summaries = summaries_of(rows) if len(asked.seeds) > 1 else []
+    shown = rows
     notes = [note for trace in traces for note in trace.notes]
     if asked.closed_loop:
-        notes.append("Closed loop: arrivals depend on the arm, so there is no optimum; the arms ran in both orders.")
+        if same := first_orders(rows):
+            notes.append(f"{CLOSED}, and came to the same in both; one is shown.")
+        else:
+            notes.append(f"{CLOSED}.")
+        shown = same or rows
     if asked.json is not None:
-        told = _told(asked, command, version, traces, notes, outcomes, rows, summaries, failed)
+        told = _told(asked, costs, command, version, traces, notes, outcomes, rows, summaries, failed)
         _write(asked.json, json.dumps(told, indent=1) + "\n")
     if render is not None and asked.html is not None:
         _write(
-            asked.html, render(rows, summaries, outcomes, command=command, version=version, traces=traces, notes=notes)
+            asked.html,
+            render(
+                shown,
+                [one for one in summaries if one.order in {row.order for row in shown}],
+                outcomes,
+                command=command,
+                version=version,
+                traces=traces,
+                notes=notes,
+            ),
         )
     if asked.json != STDOUT:
         console = Console()
         for note in notes:
             console.print(note, highlight=False)
-        show(console, rows, summaries, traces[0].block_tokens)
+        show(console, shown, summaries, traces[0].block_tokens)
         for outcome in outcomes:
             if outcome.windows:
                 console.print(by_windows(outcome.place, outcome.windows), highlight=False)
@@ -75,8 +95,6 @@ def _refuse(asked: Asked) -> None:
             cache_config(Arm(policy, capacity_blocks=1), block_tokens=1)
         except ValueError as error:
             raise Misuse(f"argument --policy: {error}") from error
-    if asked.closed_loop:
-        raise Misuse("argument --closed-loop: this version plays the open loop only")
 
 
 def _traces(asked: Asked) -> list[ToldTrace]:
@@ -98,7 +116,14 @@ def _traces(asked: Asked) -> list[ToldTrace]:
 
 
 def _costs(asked: Asked) -> CostModel:
-    return CostModel()
+    if asked.costs is None:
+        return CostModel()
+    try:
+        return read_costs(asked.costs)
+    except ValueError as error:
+        raise Misuse(f"argument --costs: {error}") from error
+    except OSError as error:
+        raise Misuse(f"argument --costs: {asked.costs} cannot be read: {error.strerror or error}") from error
 
 
 def _renderer() -> Any:
@@ -144,6 +169,7 @@ def _carry_out(sweep: Sweep, jobs: int) -> list[Failed[SweepTask]]:
 
 def _told(
     asked: Asked,
+    costs: CostModel,
     command: str,
     version: str,
     traces: Sequence[ToldTrace],
@@ -158,6 +184,7 @@ def _told(
         "command": command,
         "version": version,
         "asked": arguments.told(asked),
+        "costs": asdict(costs) if asked.closed_loop else None,
         "traces": [trace.told() for trace in traces],
         "notes": list(notes),
         "ceiling": [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from statistics import fmean
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from kinroute.replay.arguments import OPTIMUM
 from kinroute.replay.loads import Load
 from kinroute.replay.optimum import Bound
-from kinroute.replay.results import RunResult
+from kinroute.replay.results import RunResult, Service
 from kinroute.replay.windows import Window
 
 PLAYED = ("gap_s", "lanes", "seed")
@@ -104,7 +104,8 @@ class Row:
     @property
     def figures(self) -> dict[str, float | None]:
         """Those of which several seeds have a mean."""
-        return {name: getattr(self, name) for name in HIGHER_IS_BETTER}
+        service = None if self.result is None else self.result.service
+        return {name: getattr(service if name in SERVED else self, name, None) for name in HIGHER_IS_BETTER}
 
     def told(self) -> dict[str, Any]:
         """As JSON shows it, what the arm told of itself included: of the optimum, which has no arm, that is null."""
@@ -166,6 +167,18 @@ def _row(
     )
 
 
+def first_orders(rows: Sequence[Row]) -> list[Row]:
+    """Of arms that ran in several orders those of the first, if all came to the same in each; none otherwise."""
+    digests: dict[tuple[object, ...], set[tuple[str, Service | None]]] = {}
+    for row in rows:
+        if row.result is not None:
+            arm = (row.load, row.capacity_blocks, row.policy)
+            digests.setdefault(arm, set()).add((row.result.digest, row.result.service))
+    if any(len(found) > 1 for found in digests.values()):
+        return []
+    return [row for row in rows if row.order == rows[0].order]
+
+
 def _against(result: RunResult | None, lru: RunResult | None) -> dict[str, float] | None:
     if result is None or result.service is None or lru is None or lru.service is None:
         return None
@@ -211,6 +224,12 @@ HIGHER_IS_BETTER = {
     "extra_memory": True,
     "demoted_blocks": False,
     "regretted_blocks": False,
+    "ttft_p50_s": False,
+    "ttft_p99_s": False,
+    "ttft_mean_s": False,
+    "makespan_s": False,
+    "output_tokens_per_s": True,
+    "requests_per_s": True,
 }
 
 

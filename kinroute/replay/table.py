@@ -22,7 +22,8 @@ LEGEND = (
 
 def show(console: Console, rows: Sequence[Row], summaries: Sequence[Summary], block_tokens: int) -> None:
     """Rows of one seed as they are; of several seeds, the mean and the worst of each policy."""
-    for table in _of_seeds(rows, summaries, block_tokens) if summaries else _of_one_seed(rows, block_tokens):
+    own = [one for one in summaries if one.order in {row.order for row in rows}]
+    for table in _of_seeds(rows, own, block_tokens) if own else _of_one_seed(rows, block_tokens):
         console.print(table)
         console.print()
     served: dict[str, list[Row]] = {}
@@ -30,10 +31,10 @@ def show(console: Console, rows: Sequence[Row], summaries: Sequence[Summary], bl
         if row.result is not None and row.result.service is not None:
             place = f"{row.load.name}, {row.order}, {row.capacity_blocks:,} blocks"
             served.setdefault(place, []).append(row)
-    for name, own in served.items():
-        console.print(_services(name, own))
+    for name, group in served.items():
+        console.print(_services(name, group))
         console.print()
-    for line in LEGEND:
+    for line in LEGEND if not served else ():
         console.print(line, style="dim", highlight=False)
 
 
@@ -124,7 +125,7 @@ def _add(table: Table, policy: str, name: str, figures: Mapping[str, float | Non
         short(figures["uncached_tokens"]),
         NOTHING if policy == "lru" else change(figures["uncached_vs_lru"]),
         NOTHING if is_end else percent(figures["gap_closed"], digits=1),
-        NOTHING if demoted is None or regretted is None else f"{short(demoted)}/{short(regretted)}".replace(" ", ""),
+        NOTHING if demoted is None else f"{short(demoted)}/{short(regretted)}".replace(" ", ""),
         NOTHING if is_end else more(figures["extra_memory"]),
         style="dim" if policy == OPTIMUM else None,
     )
@@ -196,7 +197,7 @@ def percent(share: float | None, digits: int = 2) -> str:
 
 
 def change(share: float | None) -> str:
-    return NOTHING if share is None else f"{100 * share:+.1f} %"
+    return NOTHING if share is None else f"{100 * share:+.1f} %".replace("-0.0 %", "+0.0 %")
 
 
 def more(share: float | None) -> str:

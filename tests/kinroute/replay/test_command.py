@@ -129,6 +129,38 @@ def test_lru_is_placed_under_the_ceiling_and_tiers_count(tmp_path: Path) -> None
     assert lru["offloaded_blocks"]["host"] > 0
 
 
+def test_the_closed_loop_runs_in_both_orders_with_the_costs_of_a_file(tmp_path: Path) -> None:
+    trace, costs, out = write_family(tmp_path / "family.jsonl"), tmp_path / "costs.yaml", tmp_path / "out"
+    costs.write_text("step_s: 0.5\nprefill_token_s: 0.25\n")
+    done = replay(
+        trace, *ONCE, "--policy", "subagent", "--capacity", "18", "--closed-loop", "--costs", costs, "--json", out
+    )
+    told = json.loads(out.read_text())
+
+    assert [(run["policy"], run["order"]) for run in told["runs"]] == [
+        ("lru", "lru first"), ("subagent", "lru first"), ("lru", "lru last"), ("subagent", "lru last"),
+    ]  # fmt: skip
+    lru, ours = (run["service"] for run in told["runs"][:2])
+    # Prompts of 16, 8, 24, 4, 36 and 20 tokens are computed, and 4 for the last one where `old` is still there.
+    assert (lru["ttft_mean_s"], ours["ttft_mean_s"]) == (
+        pytest.approx(0.5 + 0.25 * 108 / 6, rel=0.01), pytest.approx(0.5 + 0.25 * 92 / 6, rel=0.01),
+    )  # fmt: skip
+    assert told["runs"][1]["service_vs_lru"]["ttft_mean_s"] == pytest.approx(-4 / 30, rel=0.02)
+    assert told["costs"]["step_s"] == 0.5
+    assert "came to the same in both" in " ".join(done.stdout.split())
+
+
+def test_costs_that_are_none_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    costs = tmp_path / "costs.yaml"
+    costs.write_text("step_s: -1\n")
+
+    code = main(["replay", "synthetic:plain", "--policy", "lru", "--closed-loop", "--costs", str(costs)])
+
+    (line,) = capsys.readouterr().err.splitlines()
+    assert (code, line.partition(str(costs))[0]) == (2, "argument --costs: ")
+    assert "step_s is -1" in line
+
+
 def test_a_step_that_fails_is_named_and_the_exit_code_is_1(tmp_path: Path) -> None:
     trace = write_family(tmp_path / "family.jsonl")
     done = replay(trace, *ONCE, "--policy", "lru", "--points", "5", "--tiers", "host=500", "--json", tmp_path / "out")

@@ -14,7 +14,7 @@ from kinroute.replay.rows import Outcome, Place, Row, rows_of, summaries_of
 from kinroute.replay.simulation import simulate
 from kinroute.replay.table import by_windows, more, short, show
 from kinroute.replay.windows import Window
-from tests.kinroute.replay.test_simulation import asked
+from tests.kinroute.replay.plain import asked
 
 
 def arm(policy: str, hits: int, service: Service | None = None) -> RunResult:
