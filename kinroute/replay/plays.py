@@ -92,6 +92,19 @@ def replay(
             heapq.heapreplace(next_up, (play.next_s, number, play))
 
 
+def as_recorded(sessions: Sequence[Session]) -> list[PlayedRequest]:
+    """Every request once, when it was recorded; where one session has ended the next begins."""
+    played: list[PlayedRequest] = []
+    began_s, ids = 0.0, 0
+    for number, session in enumerate(sessions):
+        play = _Play(session, number, 0, ids, began_s)
+        ids += play.ids_needed
+        while not play.is_over:
+            played.append(play.take())
+        began_s += session.length_s
+    return played
+
+
 def _endless(sessions: list[Session], draws: random.Random) -> Iterator[Session]:
     if not sessions:
         raise ValueError("no session has a request")

@@ -1,6 +1,6 @@
 """Traces of every format that is known, told apart by what is in them.
 
-FORMATS, by the members of the first JSON object:
+A worker's own recording is known by its first bytes, every other by the members of the first JSON object:
   ours               session, block_tokens, requests
   kv-cache-tester    id, block_size, requests; a file is one object, or has one on each line
   Mooncake           timestamp, input_length, output_length, hash_ids
@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from kinroute.replay import hash_rows, session_files, traces
+from kinroute.replay import hash_rows, recorded_runs, session_files, traces
 from kinroute.replay.families import PRESETS, synthesize
 from kinroute.replay.faults import TraceError
 from kinroute.replay.lines import lines_of, whole_text
@@ -28,7 +28,7 @@ USUAL_SEED = 1
 SUFFIXES = (".json", ".jsonl", ".gz")
 EXPECTED = (
     "a trace: sessions of ours (session, block_tokens, requests), a session file of kv-cache-tester (id, block_size, "
-    "requests), or rows of Mooncake, AIPerf or Dynamo (input_length, output_length, hash_ids)"
+    "requests), rows of Mooncake, AIPerf or Dynamo (input_length, output_length, hash_ids), or a worker's recording"
 )
 
 
@@ -43,6 +43,8 @@ def read_sessions(paths: Sequence[Path], *, block_tokens: int | None = None) -> 
     for path in paths:
         if str(path).startswith(SYNTHETIC):
             made.extend(_synthetic(path))
+        elif recorded_runs.is_recording(path):
+            made.extend(recorded_runs.sessions_of(path))
         else:
             made.extend(session for file in _files(path) for session in _read(file, block_tokens))
     return made
