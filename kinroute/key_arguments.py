@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,14 @@ def add_key_commands(commands: Subcommands) -> None:
 
     keys = _group(commands, "keys", "The key file: what edges sign with.")
     _command(keys, "init", _keys_init, "Make a key file; one that is there is left alone.")
+    pods = keys.add_parser(
+        "init-secrets",
+        help="Make the key files of a release as Secrets of Kubernetes; those that are there are left alone.",
+        description="What the chart's Job runs before the first installation, as its pod's service account.",
+    )
+    pods.set_defaults(run=_keys_init_secrets)
+    pods.add_argument("prefix", help="of the Secrets' names: PREFIX-keys, -worker-keys, -api-key, -group-token")
+    pods.add_argument("--labels", type=_labels, default={}, metavar="JSON", help="of the Secrets that are made")
     turn = _command(keys, "rotate", _keys_rotate, "Add new signing keys; the old ones retire when they are not needed.")
     turn.add_argument("--sign-from-in", type=duration_s, metavar="TIME", help="when the new ones sign (default 5m)")
     turn.add_argument("--export-worker", type=Path, metavar="FILE", help="write the workers' key file too")
@@ -103,6 +112,18 @@ def _keys_init(arguments: argparse.Namespace) -> int:
     from kinroute.signing_keys import init
 
     return init(_file(arguments))
+
+
+def _labels(text: str) -> dict[str, str]:
+    from kinroute.cluster_secrets import labels
+
+    return labels(text)
+
+
+def _keys_init_secrets(arguments: argparse.Namespace) -> int:
+    from kinroute.cluster_secrets import ACCOUNT, Cluster, init_secrets
+
+    return init_secrets(Cluster.of_pod(os.environ, ACCOUNT, arguments.labels), arguments.prefix)
 
 
 def _keys_rotate(arguments: argparse.Namespace) -> int:
