@@ -6,22 +6,19 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from kinroute.problem import Misuse, Problem
 from kinroute.progress import Steps
-from kinroute.replay import arguments
 from kinroute.replay.arguments import Asked
 from kinroute.replay.arm import Arm
 from kinroute.replay.arms import Advanced, Arms, Began, Ended, Failed
 from kinroute.replay.calibration import read_costs
+from kinroute.replay.findings import Findings, findings
 from kinroute.replay.readers import read_sessions
-from kinroute.replay.rows import Outcome, Row, Summary, first_orders, rows_of, summaries_of
 from kinroute.replay.service import CostModel
 from kinroute.replay.simulated import cache_config
 from kinroute.replay.sweep import Sweep
@@ -31,10 +28,6 @@ from kinroute.replay.told_traces import ToldTrace, tell
 from kinroute.replay.traces import TraceError
 
 STDOUT = Path("-")
-CLOSED = (
-    "Closed loop: requests wait for the answers before them, so arrivals depend on the arm and there is no optimum. "
-    "The arms ran in both orders"
-)
 
 
 def replay(asked: Asked, *, command: str, version: str) -> int:
@@ -48,44 +41,26 @@ def replay(asked: Asked, *, command: str, version: str) -> int:
     render = _renderer() if asked.html is not None else None
     sweep = Sweep(asked, costs)
     failed = _carry_out(sweep, asked.jobs)
-    outcomes = list(sweep.outcomes())
-    rows = [row for outcome in outcomes for row in rows_of(outcome)]
-    summaries = summaries_of(rows) if len(asked.seeds) > 1 else []
-    shown = rows
-    notes = [note for trace in traces for note in trace.notes]
-    if asked.closed_loop:
-        if same := first_orders(rows):
-            notes.append(f"{CLOSED}, and came to the same in both; one is shown.")
-        else:
-            notes.append(f"{CLOSED}.")
-        shown = same or rows
-    if asked.json is not None:
-        told = _told(asked, costs, command, version, traces, notes, outcomes, rows, summaries, failed)
-        _write(asked.json, json.dumps(told, indent=1) + "\n")
-    if render is not None and asked.html is not None:
-        _write(
-            asked.html,
-            render(
-                shown,
-                [one for one in summaries if one.order in {row.order for row in shown}],
-                outcomes,
-                command=command,
-                version=version,
-                traces=traces,
-                notes=notes,
-            ),
-        )
+    found = findings(asked, costs, traces, list(sweep.outcomes()), failed, command=command, version=version)
     if asked.json != STDOUT:
-        console = Console()
-        for note in notes:
-            console.print(note, highlight=False)
-        show(console, shown, summaries, traces[0].block_tokens)
-        for outcome in outcomes:
-            if outcome.windows:
-                console.print(by_windows(outcome.place, outcome.windows), highlight=False)
+        _show(found)
     for one in failed:
         sys.stderr.write(f"FAILED {one.task.name}: {one.why}\n{one.story}")
+    if asked.json is not None:
+        _write(asked.json, json.dumps(found.told(), indent=1) + "\n")
+    if render is not None and asked.html is not None:
+        _write(asked.html, render(found))
     return 1 if failed else 0
+
+
+def _show(found: Findings) -> None:
+    console = Console()
+    for note in found.notes:
+        console.print(note, highlight=False)
+    show(console, found.shown, found.summaries, found.traces[0].block_tokens)
+    for outcome in found.outcomes:
+        if outcome.windows:
+            console.print(by_windows(outcome.place, outcome.windows), highlight=False)
 
 
 def _refuse(asked: Asked) -> None:
@@ -126,7 +101,7 @@ def _costs(asked: Asked) -> CostModel:
         raise Misuse(f"argument --costs: {asked.costs} cannot be read: {error.strerror or error}") from error
 
 
-def _renderer() -> Any:
+def _renderer() -> Callable[[Findings], str]:
     try:
         from kinroute.replay.report import render
     except ImportError as error:
@@ -165,48 +140,6 @@ def _carry_out(sweep: Sweep, jobs: int) -> list[Failed[SweepTask]]:
             for task in sweep.feed(news.task, found):
                 arms.add(task)
     return failed
-
-
-def _told(
-    asked: Asked,
-    costs: CostModel,
-    command: str,
-    version: str,
-    traces: Sequence[ToldTrace],
-    notes: Sequence[str],
-    outcomes: Sequence[Outcome],
-    rows: Sequence[Row],
-    summaries: Sequence[Summary],
-    failed: Sequence[Failed[SweepTask]],
-) -> dict[str, Any]:
-    """As JSON shows it."""
-    return {
-        "command": command,
-        "version": version,
-        "asked": arguments.told(asked),
-        "costs": asdict(costs) if asked.closed_loop else None,
-        "traces": [trace.told() for trace in traces],
-        "notes": list(notes),
-        "ceiling": [
-            {
-                "gap_s": load.gap_s,
-                "lanes": load.lanes,
-                "seed": load.seed,
-                "prompt_blocks": bound.prompt_blocks,
-                "hit_blocks": bound.hit_blocks,
-                "block_hit_ratio": bound.hit_blocks / bound.prompt_blocks if bound.prompt_blocks else 0.0,
-            }
-            for load, bound in {outcome.load: outcome.ceiling for outcome in outcomes}.items()
-        ],
-        "runs": [row.told() for row in rows],
-        "summaries": [summary.told() for summary in summaries],
-        "windows": [
-            {"capacity_blocks": outcome.place.capacity_blocks, **asdict(window)}
-            for outcome in outcomes
-            for window in outcome.windows
-        ],
-        "failed": [{"step": one.task.name, "why": one.why} for one in failed],
-    }
 
 
 def _write(file: Path, text: str) -> None:

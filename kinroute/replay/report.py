@@ -23,9 +23,9 @@ from kinroute.replay.figures import (
     tails,
     timeline,
 )
+from kinroute.replay.findings import Findings
 from kinroute.replay.rows import Outcome, Row, Summary
 from kinroute.replay.table import NOTHING, change, more, percent, served_cells, short
-from kinroute.replay.told_traces import ToldTrace
 
 HEADS = (
     "policy",
@@ -66,31 +66,23 @@ class _Place:
     lines: list[_Line]
 
 
-def render(
-    rows: Sequence[Row],
-    summaries: Sequence[Summary],
-    outcomes: Sequence[Outcome],
-    *,
-    command: str,
-    version: str,
-    traces: Sequence[ToldTrace],
-    notes: Sequence[str] = (),
-) -> str:
+def render(found: Findings) -> str:
+    rows = found.shown
     fixed: dict[str, Figure] = {}
     sections = [_section(title, group, fixed) for title, group in _by_load(rows).items()]
-    windowed = [outcome for outcome in outcomes if outcome.windows]
+    windowed = [outcome for outcome in found.outcomes if outcome.windows]
     if windowed:
         sections.append(_windows(windowed, fixed))
     inside = _inside(rows)
     text = importlib.resources.files("kinroute.replay").joinpath("report.html.j2").read_text(encoding="utf-8")
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     return environment.from_string(text).render(
-        command=command,
-        version=version,
-        traces=traces,
-        notes=notes,
+        command=found.command,
+        version=found.version,
+        traces=found.traces,
+        notes=found.notes,
         heads=HEADS,
-        places=[*_means(summaries), *_places(rows, _cells)],
+        places=[*_means(found.shown_summaries), *_places(rows, _cells)],
         served_heads=SERVED_HEADS,
         served=_places(
             [row for row in rows if row.result is not None and row.result.service is not None], served_cells
