@@ -39,7 +39,7 @@ def replay(asked: Asked, *, command: str, version: str) -> int:
     costs = _costs(asked)
     traces = _traces(asked)
     render = _renderer() if asked.html is not None else None
-    sweep = Sweep(asked, costs)
+    sweep = Sweep(asked, costs, recorded=traces[0].is_recording)
     failed = _carry_out(sweep, asked.jobs)
     found = findings(asked, costs, traces, list(sweep.outcomes()), failed, command=command, version=version)
     if asked.json != STDOUT:
@@ -84,6 +84,8 @@ def _traces(asked: Asked) -> list[ToldTrace]:
             raise Misuse(f"argument TRACE: {path} cannot be read: {error.strerror or error}") from error
     if not any(trace.requests for trace in told):
         raise Misuse(f"argument TRACE: there is no request in {', '.join(trace.name for trace in told)}")
+    if len({trace.is_recording for trace in told}) > 1:
+        raise Misuse("argument TRACE: a worker's recording is played as it stands, so not together with other traces")
     sizes = sorted({trace.block_tokens for trace in told})
     if len(sizes) > 1:
         raise Misuse(f"argument TRACE: must have blocks of one size, not of {' and '.join(map(str, sizes))} tokens")

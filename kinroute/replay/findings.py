@@ -100,6 +100,6 @@ def findings(
         outcomes=tuple(outcomes),
         rows=tuple(rows),
         shown=tuple(shown),
-        summaries=tuple(summaries_of(rows)) if len(asked.seeds) > 1 else (),
+        summaries=tuple(summaries_of(rows)) if len({row.load.seed for row in rows}) > 1 else (),
         failed=tuple(failed),
     )

@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from kinroute.replay.plays import PlayedRequest, replay
+from kinroute.replay.plays import PlayedRequest, as_recorded, replay
 from kinroute.replay.readers import read_sessions
 
 
@@ -42,7 +42,7 @@ class Load:
     def played(self) -> list[PlayedRequest]:
         """By arrival. Raises OSError, or TraceError where a file is none."""
         sessions = read_sessions(self.traces, block_tokens=self.block_tokens)
-        assert self.lanes is not None
-        assert self.gap_s is not None
+        if self.lanes is None or self.gap_s is None:
+            return as_recorded(sessions)[: self.requests]
         endless = replay(sessions, alive=self.lanes, longest_gap_s=self.gap_s, draws=random.Random(self.seed))
         return list(itertools.islice(endless, self.requests))

@@ -7,7 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kinroute.replay.recorded_runs import SOURCE
 from kinroute.replay.traces import Session
+
+RECORDED = (
+    "A worker's recording: its arrivals and lengths are played again, not its plans; once, as it stands and from an "
+    "empty cache, so --gap, --lanes and --seed change nothing."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,10 @@ class ToldTrace:
     sources: tuple[str, ...]
     notes: tuple[str, ...] = ()
 
+    @property
+    def is_recording(self) -> bool:
+        return self.sources == (SOURCE,)
+
     def told(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -35,6 +45,7 @@ def tell(path: Path, sessions: Sequence[Session]) -> ToldTrace:
         for one in session.requests
         if one.parent is not None
     }
+    sources = tuple(sorted({session.source for session in sessions}))
     return ToldTrace(
         name=path.name,
         sessions=len(sessions),
@@ -42,5 +53,6 @@ def tell(path: Path, sessions: Sequence[Session]) -> ToldTrace:
         conversations=len(everyone),
         sub_agents=len(children),
         block_tokens=sessions[0].block_tokens if sessions else 0,
-        sources=tuple(sorted({session.source for session in sessions})),
+        sources=sources,
+        notes=(RECORDED,) if sources == (SOURCE,) else (),
     )

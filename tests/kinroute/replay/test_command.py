@@ -17,6 +17,7 @@ from kinroute.__main__ import main
 from tests.kinroute.replay.browser import CHROMIUM, Page
 from tests.kinroute.replay.recorded import request, session, write
 from tests.kinroute.replay.small import ONCE, command, replay, write_family
+from tests.kinroute.replay.test_recorded_runs import Recorded
 
 DAMAGED = json.dumps(session(request(0, (0, 2)))).encode() + b'\n{"sess'
 
@@ -147,6 +148,35 @@ def test_the_closed_loop_runs_in_both_orders_with_the_costs_of_a_file(tmp_path: 
     assert told["runs"][1]["service_vs_lru"]["ttft_mean_s"] == pytest.approx(-4 / 30, rel=0.02)
     assert told["costs"]["step_s"] == 0.5
     assert "came to the same in both" in " ".join(done.stdout.split())
+
+
+def test_a_workers_recording_is_played_once_and_says_so(tmp_path: Path) -> None:
+    worker, out = Recorded(), tmp_path / "out"
+    for key, first in enumerate((10, 30, 10, 30), 1):
+        worker.ask(key, [first + at for at in range(16)], max_tokens=1, conversation=str(first))
+        worker.run()
+    recording = worker.write(tmp_path / "segment-000001.kinrec")
+    done = replay(recording, "--policy", "lru", "--capacity", "6", "--warmup", "0", "--window", "2", "--json", out)
+    told = json.loads(out.read_text())
+
+    assert " ".join(done.stdout.split()).startswith("A worker's recording: its arrivals and lengths are played again")
+    assert [(run["policy"], run["gap_s"], run["seed"], run["prompt_blocks"]) for run in told["runs"]] == [
+        ("lru", None, None, 16), ("optimum", None, None, 16),
+    ]  # fmt: skip
+    assert [(one["first"], one["requests"], one["prompt_blocks"]) for one in told["windows"]] == [(0, 2, 8), (2, 2, 8)]
+    assert "6 blocks, windows of 2 requests, each from LRU's cache: LRU " in " ".join(done.stdout.split())
+
+
+def test_a_recording_is_not_played_beside_other_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    worker = Recorded()
+    worker.ask(1, [1, 2, 3, 4], max_tokens=1)
+    worker.run()
+    recording = worker.write(tmp_path / "segment-000001.kinrec")
+
+    code = main(["replay", str(recording), str(write_family(tmp_path / "t.jsonl")), "--policy", "lru"])
+
+    said = "argument TRACE: a worker's recording is played as it stands, so not together with other traces\n"
+    assert (code, capsys.readouterr().err) == (2, said)
 
 
 def test_costs_that_are_none_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
