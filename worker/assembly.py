@@ -152,6 +152,7 @@ class Loaded:
             num_host_pages=setup.num_host_pages,
             num_disk_pages=setup.num_disk_pages,
             cold_tier_offload_min_priority=config.cold_tier_offload_min_priority,
+            retention_policy=config.chosen_retention_policy,
             finished_subagent_priority=reuse.finished_subagent_priority,
             finished_subagent_min_idle_iterations=reuse.finished_subagent_min_idle_iterations,
             max_offload_pages_per_plan=config.max_offload_pages_per_plan,

@@ -8,10 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, Field
 
 from configuration.reading import Section, SettingsError
 from configuration.sizes import Bytes
+from worker.core.config import RetentionPolicy
 from worker.core.types import DEFAULT_PRIORITY, MAX_PRIORITY
 
 
@@ -21,12 +22,6 @@ def _no_window(value: int | None) -> int | None:
             "must be left at its default, null: it acts on sliding windows only, and here sliding-window layers keep "
             "their pages and mask"
         )
-    return value
-
-
-def _known_policy(value: object) -> object:
-    if value == "return_index":
-        raise ValueError("this version does not have it; input should be 'lru' or 'subagent'")
     return value
 
 
@@ -61,6 +56,9 @@ class KvCacheConfig(Section):
     `max_offload_pages_per_plan`, `max_onboard_pages_per_plan`: how many pages one step may begin to move colder, and
     back. `copy_timeout_s`: a copy that takes longer has failed.
     `event_buffer_max_size`: batches of KV events kept for those who follow them; 0 sends none.
+    `retention_policy`: who leaves first. `lru`: who was used longest ago; `subagent`: finished sub-agents before others;
+    `return_index`: who is least likely to be asked for again, as the worker has learned. Null is `subagent` where
+    `finished_subagent_priority` is set, else `lru`.
     `idle_step_ms`: how often a worker with nothing to run makes a step while a sub-agent waits for its idle bound.
     `recording_max_bytes`: what the recordings of a worker may take; 0 is off. `recording_dir`: where they lie; without
     it, kinroute/recordings in the user's state folder.
@@ -84,14 +82,14 @@ class KvCacheConfig(Section):
     idle_step_ms: Annotated[int, Field(strict=True, ge=1, le=60_000)] = 30
     recording_max_bytes: Bytes = 256 << 20
     recording_dir: Path | None = None
-    retention_policy: Annotated[Literal["lru", "subagent"] | None, BeforeValidator(_known_policy)] = None
+    retention_policy: Literal["lru", "subagent", "return_index"] | None = None
     block_reuse_config: BlockReuseConfig = BlockReuseConfig()
 
     @property
-    def chosen_retention_policy(self) -> Literal["lru", "subagent"]:
+    def chosen_retention_policy(self) -> RetentionPolicy:
         """`retention_policy`, or without it what follows from `finished_subagent_priority`."""
         demotes = self.block_reuse_config.finished_subagent_priority is not None
-        return self.retention_policy or ("subagent" if demotes else "lru")
+        return RetentionPolicy(self.retention_policy or ("subagent" if demotes else "lru"))
 
 
 def require_sense(config: KvCacheConfig, role: str) -> None:
@@ -103,6 +101,8 @@ def require_sense(config: KvCacheConfig, role: str) -> None:
         )
     _require_folders(config)
     _require_demotable(config, role)
+    if config.retention_policy == "return_index":
+        _require_returns(config, role)
 
 
 def _require_folders(config: KvCacheConfig) -> None:
@@ -145,4 +145,23 @@ def _require_demotable(config: KvCacheConfig, role: str) -> None:
             "kv_cache_config.retention_policy is 'subagent', but "
             "kv_cache_config.block_reuse_config.finished_subagent_priority is not set: nothing would be demoted; set "
             f"it to 0 to {DEFAULT_PRIORITY}, with policy: per_conversation, or set retention_policy: lru."
+        )
+
+
+def _require_returns(config: KvCacheConfig, role: str) -> None:
+    named = "kv_cache_config.retention_policy is 'return_index'"
+    policy = config.block_reuse_config.policy
+    if role == "generation":
+        raise SettingsError(
+            f"{named}, but role is 'generation': a generation worker evicts by lru; set it on the context or aggregated "
+            "workers only."
+        )
+    if policy != "per_conversation":
+        raise SettingsError(
+            f"{named}, but kv_cache_config.block_reuse_config.policy is {policy!r}: it needs policy: per_conversation, "
+            "as only there the worker knows whose blocks are whose."
+        )
+    if not config.enable_block_reuse:
+        raise SettingsError(
+            f"{named}, but kv_cache_config.enable_block_reuse is false: nothing is kept that could be asked for again."
         )

@@ -182,8 +182,16 @@ def reuse(**values: Any) -> dict[str, Any]:
         (kv(event_buffer_max_size=-1), f"{KV}.event_buffer_max_size is -1 .*equal to 0"),
         (kv(max_tracked_conversations=0), f"{KV}.max_tracked_conversations is 0 .*equal to 1"),
         (kv(idle_step_ms=0), f"{KV}.idle_step_ms is 0 .*equal to 1"),
-        (kv(retention_policy="fifo"), f"{KV}.retention_policy is 'fifo' .*'lru' or 'subagent'"),
-        (kv(retention_policy="return_index"), f"{KV}.retention_policy is 'return_index' .*this version does not have"),
+        (kv(retention_policy="fifo"), f"{KV}.retention_policy is 'fifo' .*'lru', 'subagent' or 'return_index'"),
+        (kv(retention_policy="return_index"), f"{KV}.retention_policy is 'return_index', .*needs policy: per_conversa"),
+        (
+            kv(retention_policy="return_index", enable_block_reuse=False, block_reuse_config=PER_CONVERSATION),
+            f"{KV}.retention_policy is 'return_index', but {KV}.enable_block_reuse is false",
+        ),
+        (
+            {"role": "generation", **kv(retention_policy="return_index", block_reuse_config=PER_CONVERSATION)},
+            f"{KV}.retention_policy is 'return_index', but role is 'generation'",
+        ),
         (kv(retention_policy="subagent"), f"{KV}.retention_policy is 'subagent', but {REUSE}.*not set: nothing would"),
         (reuse(policy="per_family"), f"{REUSE}.policy is 'per_family' .*'per_request' or 'per_conversation'"),
         (
@@ -237,6 +245,14 @@ def test_without_a_finished_subagent_priority_nothing_but_recency_decides(tmp_pa
     settings = load_settings(write(tmp_path, model=str(model), **reuse(**PER_CONVERSATION)), {})
 
     assert settings.kv_cache_config.chosen_retention_policy == "lru"
+
+
+@pytest.mark.parametrize("priority", [None, 1])
+def test_the_return_index_goes_with_demotion_and_without(tmp_path: Path, model: Path, priority: int | None) -> None:
+    given = {**PER_CONVERSATION, "finished_subagent_priority": priority}
+    file = write(tmp_path, model=str(model), **kv(retention_policy="return_index", block_reuse_config=given))
+
+    assert load_settings(file, {}).kv_cache_config.chosen_retention_policy == "return_index"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,15 @@ class ReusePolicy(enum.StrEnum):
     PER_CONVERSATION = "per_conversation"
 
 
+class RetentionPolicy(enum.StrEnum):
+    """Who leaves first among blocks of one priority: who was used longest ago, under `lru` and `subagent`; who is least
+    likely to be asked for again, under `return_index`. Under `subagent` finished sub-agents get a lower priority."""
+
+    LRU = "lru"
+    SUBAGENT = "subagent"
+    RETURN_INDEX = "return_index"
+
+
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """Numbers of pages are agreed by all ranks. `enable_block_reuse` False: nothing is committed.
@@ -24,6 +33,7 @@ class CacheConfig:
     `finished_subagent_priority`: what a finished sub-agent's blocks get when its parent returns, None: nothing happens;
     `finished_subagent_min_idle_iterations`: plans since its last context request.
     `max_offload_pages_per_plan`, `max_onboard_pages_per_plan`: how many pages go down, and up, in one plan.
+    `retention_policy`: who leaves first among blocks of one priority; `return_index` needs `per_conversation`.
     `tells_events`: changes are collected for those who follow the cache from outside; nothing is decided by them.
     """
 
@@ -40,6 +50,7 @@ class CacheConfig:
     finished_subagent_min_idle_iterations: int = 32
     max_offload_pages_per_plan: int = 256
     max_onboard_pages_per_plan: int = 256
+    retention_policy: RetentionPolicy = RetentionPolicy.LRU
     tells_events: bool = False
 
 
