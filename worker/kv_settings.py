@@ -56,7 +56,7 @@ class KvCacheConfig(Section):
     `max_offload_pages_per_plan`, `max_onboard_pages_per_plan`: how many pages one step may begin to move colder, and
     back. `copy_timeout_s`: a copy that takes longer has failed.
     `event_buffer_max_size`: batches of KV events kept for those who follow them; 0 sends none.
-    `retention_policy`: who leaves first. `lru`: who was used longest ago; `subagent`: finished sub-agents before others;
+    `retention_policy`: who leaves first. `lru`: who was used longest ago; `subagent`: finished sub-agents first;
     `return_index`: who is least likely to be asked for again, as the worker has learned. Null is `subagent` where
     `finished_subagent_priority` is set, else `lru`.
     `idle_step_ms`: how often a worker with nothing to run makes a step while a sub-agent waits for its idle bound.
@@ -153,8 +153,8 @@ def _require_returns(config: KvCacheConfig, role: str) -> None:
     policy = config.block_reuse_config.policy
     if role == "generation":
         raise SettingsError(
-            f"{named}, but role is 'generation': a generation worker evicts by lru; set it on the context or aggregated "
-            "workers only."
+            f"{named}, but role is 'generation': a generation worker evicts by lru; set it on the context or "
+            "aggregated workers only."
         )
     if policy != "per_conversation":
         raise SettingsError(
