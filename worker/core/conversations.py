@@ -115,6 +115,10 @@ class Conversations:
     def __iter__(self) -> Iterator[Conversation]:
         return iter(self._known.values())
 
+    def __getitem__(self, conversation_id: str) -> Conversation:
+        """One that is known."""
+        return self._known[conversation_id]
+
     def find(self, conversation_id: str) -> Conversation | None:
         return self._known.get(conversation_id)
 
@@ -159,6 +163,7 @@ class Conversations:
             conversation = self._known[conversation_id] = Conversation(conversation_id, tenant)
         conversation.legs += 1
         conversation.final = False
+        conversation.stop_reason = StopReason.UNKNOWN
         # A leg that says nothing of them does not make the next one new.
         conversation.last_turn = turn or conversation.last_turn
         conversation.last_prompt = prompt or conversation.last_prompt

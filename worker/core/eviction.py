@@ -1,5 +1,5 @@
-"""In which order idle blocks leave a tier: by effective priority, then by the moment their run was last let go, ties by
-its number.
+"""In which order idle blocks leave a tier: by effective priority, then by what their run is worth (the same for all but
+under the return index), then by the moment it was last let go, ties by its number.
 
 The order is a heap whose entries may be stale. Whoever makes a run evictable, or changes what its entry says, adds it
 anew; an entry is believed only if the run still says the same when it comes up. So a run that is used again costs
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 Stamp: TypeAlias = tuple[int, int]
 """The plan in which it happened, and the how manyth within it."""
-Entry: TypeAlias = tuple[int, Stamp, int]
-"""Effective priority, stamp and number of a run."""
+Entry: TypeAlias = tuple[int, int, Stamp, int]
+"""Effective priority, value, stamp and number of a run."""
 
 SLACK = 64
 
@@ -34,8 +34,8 @@ class EvictionOrder:
         self._heap: list[Entry] = []
 
     def add(self, run: Run) -> None:
-        """`run` is evictable, with the priority and the stamp that it has now."""
-        entry = (run.effective(self._tier), run.stamp, run.number)
+        """`run` is evictable, with the priority, the value and the stamp that it has now."""
+        entry = self._entry(run)
         if run.entries[self._tier] != entry:
             run.entries[self._tier] = entry
             heapq.heappush(self._heap, entry)
@@ -46,13 +46,16 @@ class EvictionOrder:
         """The run that leaves first; it stays in the order until its entry goes stale."""
         while self._heap:
             entry = self._heap[0]
-            run = self._runs.get(entry[2])
+            run = self._runs.get(entry[3])
             if run is not None and run.entries[self._tier] == entry:
-                if run.stamp == entry[1] and run.is_evictable(self._tier) and run.effective(self._tier) == entry[0]:
+                if run.is_evictable(self._tier) and self._entry(run) == entry:
                     return run
                 run.entries[self._tier] = None
             heapq.heappop(self._heap)
         return None
+
+    def _entry(self, run: Run) -> Entry:
+        return run.effective(self._tier), run.value, run.stamp, run.number
 
     def _rebuild(self, runs: Iterable[Run]) -> None:
         self._heap = [entry for run in runs if (entry := run.entries[self._tier]) is not None]
@@ -60,5 +63,5 @@ class EvictionOrder:
 
     def __contains__(self, run: Run) -> bool:
         """It would be found with what it says now."""
-        entry = (run.effective(self._tier), run.stamp, run.number)
+        entry = self._entry(run)
         return run.entries[self._tier] == entry and entry in self._heap

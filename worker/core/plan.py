@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from worker.core.arrays import Int32s
+from worker.core.config import RetentionPolicy
 from worker.core.conversations import News, StopReason
 
 
@@ -168,6 +169,20 @@ class Clear(Act, frozen=True, tag="x"):
     owners: tuple[str, ...] | None = None
 
 
+class Learned(Act, frozen=True, tag="t"):
+    """What idle conversations are worth from here on, by class (worker.core.returns.classes): `values` has a row of
+    little-endian uint16 by bucket of ages for each of `groups`."""
+
+    groups: tuple[int, ...]
+    values: bytes
+
+
+class Switch(Act, frozen=True, tag="w"):
+    """Blocks are kept by this policy from here on: the configured one, or `lru` while that does better."""
+
+    policy: RetentionPolicy
+
+
 AnyAct: TypeAlias = (
     Sampled
     | Admit
@@ -188,6 +203,8 @@ AnyAct: TypeAlias = (
     | Abandon
     | Heard
     | Clear
+    | Learned
+    | Switch
 )
 
 

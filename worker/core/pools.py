@@ -107,17 +107,17 @@ class Pools:
 
     # How blocks leave.
 
-    def _leave(self, tier: Tier, count: int, *, ahead: bool = False, limit: int | None = None) -> bool:
+    def _leave(self, tier: Tier, count: int, *, ahead: bool = False, limit: tuple[int, int] | None = None) -> bool:
         """Up to `count` blocks of whoever is first in `tier`'s order leave it. False: nobody can.
 
         `ahead`: nothing is dropped for want of room, nor beyond what this plan may move. `limit`: nothing above that
-        priority leaves.
+        priority and value leaves.
         """
         run = self._tree.orders[tier].first()
         if run is None:
             return False
         priority = run.effective(tier)
-        if limit is not None and priority > limit:
+        if limit is not None and (priority, run.value) > limit:
             return False
         stop = run.ends[tier]
         start = max(run.span(tier)[0], run.held_length, run.stretches.first_within(stop, priority))
@@ -146,7 +146,7 @@ class Pools:
             may_move = min(may_move, WRITES_AHEAD * self._config.max_offload_pages_per_plan - self.copies.num_to_disk)
         wanted = min(wanted, may_move, self._tree.num_idle[source])
         free = self.free[target]
-        while len(free) < wanted and self._leave(target, wanted - len(free), limit=priority):
+        while len(free) < wanted and self._leave(target, wanted - len(free), limit=(priority, run.value)):
             pass
         count = min(count, may_move, len(free))
         if count <= 0:

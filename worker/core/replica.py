@@ -5,6 +5,7 @@ Each act adds what it decided to a rolling digest, which the ranks compare: page
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -15,12 +16,14 @@ from worker.core import plan as plans
 from worker.core.arrays import Growing, alike
 from worker.core.batches import ChunkOf, batch_of
 from worker.core.cache import KvCache
-from worker.core.config import CacheConfig, ReusePolicy
+from worker.core.config import CacheConfig, RetentionPolicy, ReusePolicy
 from worker.core.conversations import Conversations
 from worker.core.demotion import descendants, finished
 from worker.core.journal import Decision, Journal
-from worker.core.paths import path_pages
+from worker.core.paths import TOKEN_BYTES, path_pages
 from worker.core.plan import Plan
+from worker.core.returns import tables
+from worker.core.returns.index import ReturnIndex
 from worker.core.runs import NOTHING, Hold, Match
 from worker.core.sequences import Sequence
 from worker.core.step_work import PinWork, PullWork, StepWork
@@ -37,6 +40,10 @@ class Replica:
         self.cache = KvCache(config, self._journal)
         self.sequences: dict[RequestKey, Sequence] = {}
         self.conversations = Conversations(config.max_tracked_conversations)
+        self.retention_policy = config.retention_policy
+        self.index: ReturnIndex | None = None
+        if config.retention_policy is RetentionPolicy.RETURN_INDEX:
+            self.index = ReturnIndex(self.cache.tree)
         self._number = 0
         self._work = StepWork()
         self._chunks: list[ChunkOf] = []
@@ -51,6 +58,7 @@ class Replica:
             plans.Copied: self._copied,
             plans.Gather: self._gather,
             plans.Heard: self._hear,
+            plans.Learned: self._learn,
             plans.Load: self._load,
             plans.Loaded: self._loaded,
             plans.Off: self._switch_off,
@@ -62,6 +70,7 @@ class Replica:
             plans.Returned: self._returned,
             plans.Sampled: self._append_sampled,
             plans.Suspend: self._suspend,
+            plans.Switch: self._switch,
         }
 
     def apply(self, plan: Plan) -> StepWork:
@@ -76,6 +85,8 @@ class Replica:
         self._number = number
         self._journal.begin(number)
         self.cache.begin(number, now_ms)
+        if self.index is not None:
+            self.index.begin(now_ms)
         self._work = StepWork()
         for chunk in self._chunks:
             self._commit(chunk.sequence)
@@ -169,12 +180,15 @@ class Replica:
             act.conversation, act.scope, act.parent, act.turn, act.prompt_hash
         ):
             self._journal.note("forget", forgotten)
+            if self.index is not None:
+                self.index.forgotten(forgotten)
         if known is None or known.demoted:
             if self.cache.tree.owners.of(act.conversation):
                 self.cache.restore(act.conversation)
-            conversation = self.conversations.find(act.conversation)
-            assert conversation is not None
-            conversation.demoted = False
+            self.conversations[act.conversation].demoted = False
+        if self.index is not None:
+            prompt_tokens = act.matched + len(act.token_ids) // TOKEN_BYTES
+            self.index.admitted(self.conversations[act.conversation], act.matched, prompt_tokens)
 
     def _return(self, act: plans.Return) -> None:
         sequence = self.sequences[RequestKey(act.key)]
@@ -187,7 +201,7 @@ class Replica:
 
     def _demote_children(self, parent: str) -> None:
         priority = self.config.finished_subagent_priority
-        if priority is None:
+        if priority is None or self.retention_policy is RetentionPolicy.LRU:
             return
         bound = self.config.finished_subagent_min_idle_iterations
         for verdict in finished(self.conversations, parent, self._number, bound):
@@ -307,6 +321,7 @@ class Replica:
         if sequence.conversation:
             self._prefill_ended(sequence)
             self.conversations.leg_ended(sequence.conversation)
+            self._changed(sequence.conversation)
         if sequence.pinned:
             self._work.unpins.append(sequence.key)
 
@@ -317,10 +332,27 @@ class Replica:
         if self.conversations.find(act.conversation) is not None:
             self.conversations.context_ended(act.conversation, self._number)
             self.conversations.leg_ended(act.conversation)
+            self._changed(act.conversation)
 
     def _hear(self, act: plans.Heard) -> None:
         if self.conversations.heard(act.conversation, act.news, act.reason, final=act.final):
             self._journal.note("heard", act.conversation, act.news, act.reason, act.final)
+            self._changed(act.conversation)
+
+    def _changed(self, conversation: str) -> None:
+        if self.index is not None:
+            self.index.changed(self.conversations[conversation])
+
+    def _learn(self, act: plans.Learned) -> None:
+        assert self.index is not None, "tables for a policy that has none"
+        self._journal.note("learned", zlib.crc32(act.values), *act.groups)
+        self.index.learned(tables.unpacked(act.groups, act.values))
+
+    def _switch(self, act: plans.Switch) -> None:
+        self._journal.note("switch", act.policy)
+        self.retention_policy = act.policy
+        if self.index is not None:
+            self.index.switch(active=act.policy is RetentionPolicy.RETURN_INDEX)
 
     def _clear(self, act: plans.Clear) -> None:
         self.cache.clear(act.scope, act.owners)
@@ -330,6 +362,8 @@ class Replica:
         sequence = self.sequences.pop(key)
         self._journal.note("release", key, pages=sequence.pages.view[sequence.committed :])
         self.cache.release(sequence)
+        if self.index is not None:
+            self.index.let_go(sequence.hold, sequence.conversation, sequence.length)
         return sequence
 
     def check(self) -> None:
@@ -359,6 +393,8 @@ class Replica:
         for chunk in self._chunks:
             assert self.sequences.get(chunk.sequence.key) is chunk.sequence, "a step computes for a request that left"
         self.conversations.check()
+        if self.index is not None:
+            self.index.check()
         copying = sum(copy.hold is not None for copy in cache.pools.copies.running.values())
         holds = sum(len(run.holds) for run in tree.runs())
         assert holds == len(self.sequences) + len(self._copied_from) + copying, "a hold that belongs to nobody"

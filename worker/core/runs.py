@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -10,6 +11,9 @@ from worker.core.arrays import Growing
 from worker.core.eviction import Entry, Stamp
 from worker.core.stretches import Stretches
 from worker.core.tiers import NUM_TIERS, Tier
+
+if TYPE_CHECKING:
+    from worker.core.returns.claims import Claim
 
 
 @dataclass(slots=True, eq=False)
@@ -23,6 +27,7 @@ class Run:
     its blocks that some hold covers. `first_tiers[t]`: children whose first block is in tier t. `below`: how many
     children have which `top`, the highest priority of a run and all below it. `entries[t]`: what stands for it in tier
     t's eviction order. `children`: by the tokens of their first blocks; `newest`: the last of them, tried first.
+    `claim`: whose latest path led here, and `value` what that makes it worth, where the return index says so.
     """
 
     number: int
@@ -44,6 +49,8 @@ class Run:
     top: int = -1
     entries: list[Entry | None] = field(default_factory=lambda: [None] * NUM_TIERS)
     scope: bytes = b""
+    claim: Claim | None = None
+    value: int = 0
 
     @property
     def length(self) -> int:

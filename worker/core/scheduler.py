@@ -34,6 +34,8 @@ from worker.core.outputs import (
 )
 from worker.core.plan import AnyAct, Plan
 from worker.core.replica import Replica
+from worker.core.returns import tables
+from worker.core.returns.learner import Learner
 from worker.core.shares import Want, share_out
 from worker.core.step_work import StepWork
 from worker.core.tiers import Tier
@@ -43,6 +45,10 @@ from worker.core.waiting import Waiting
 _age = attrgetter("age")
 LOOKAHEAD = 32
 """Queued requests that a step looks at behind one that waits for a sibling's prefill."""
+
+
+LEARNING_PLANS = 256
+"""Every so many plans the ranks get new tables of the return index."""
 
 
 class Scheduler:
@@ -65,6 +71,9 @@ class Scheduler:
         self._stalled = False
         self._told: list[Output] = []
         self._last_plan_ms = 0
+        self._learner = Learner()
+        if replica.index is not None:
+            replica.index.watcher = self._learner
 
     @property
     def max_context_length(self) -> int:
@@ -201,6 +210,8 @@ class Scheduler:
         self._last_plan_ms = now_ms
         self._acts = []
         self._replica.begin(self._number, now_ms)
+        if self._number % LEARNING_PLANS == 0 and self._replica.index is not None:
+            self._act(plans.Learned(*tables.packed(self._learner.rows(self._replica.index.idle()))))
         due, self._due = self._due, []
         for act in due:
             self._act(act)

@@ -188,6 +188,9 @@ class RunTree:
             [max(0, end - length) for end in ends],
         )
         lower.start, lower.stamp = run.start + length, run.stamp
+        lower.claim, lower.value = run.claim, run.value
+        if run.claim is not None:
+            run.claim.runs[lower.number] = lower
         lower.children, lower.held_children = run.children, run.held_children
         lower.newest, lower.below, lower.first_tiers = run.newest, run.below, run.first_tiers
         for child in lower.children.values():
@@ -348,11 +351,18 @@ class RunTree:
         assert not run.holds, "a run that somebody holds is dropped"
         del self._runs[run.number]
         self.owners.forget(run)
+        if run.claim is not None:
+            del run.claim.runs[run.number]
+            run.claim = None
 
     def _drop_if_empty_root(self, run: Run) -> None:
         if not run.children and not run.holds and self._roots.get(run.scope) is run:
             del self._roots[run.scope]
             del self._runs[run.number]
+
+    def enqueue(self, run: Run) -> None:
+        """What it is worth has changed."""
+        self._holding.enqueue(run)
 
     # Bookkeeping.
 
