@@ -8,7 +8,7 @@ from typing import NamedTuple
 from kinroute.replay.arm import STEP_MS, Arm
 from kinroute.replay.copying import Copying
 from kinroute.replay.ranks import Ranks
-from worker.core.config import CacheConfig, ReusePolicy, SchedulerConfig
+from worker.core.config import CacheConfig, RetentionPolicy, ReusePolicy, SchedulerConfig
 from worker.core.conversations import StopReason
 from worker.core.outputs import Output
 from worker.core.plan import Plan
@@ -34,8 +34,7 @@ def cache_config(arm: Arm, block_tokens: int) -> CacheConfig:
 
     A block that a match ends in is not copied in part: that changes no hit, and costs time.
     """
-    if arm.policy not in ("lru", "subagent"):
-        raise ValueError(f"policy is {arm.policy!r}: workers have lru and subagent")
+    policy = RetentionPolicy(arm.policy)
     return CacheConfig(
         num_pages=arm.capacity_blocks,
         tokens_per_block=block_tokens,
@@ -43,7 +42,8 @@ def cache_config(arm: Arm, block_tokens: int) -> CacheConfig:
         policy=ReusePolicy.PER_CONVERSATION,
         num_host_pages=arm.host_blocks,
         num_disk_pages=arm.disk_blocks,
-        finished_subagent_priority=0 if arm.policy == "subagent" else None,
+        finished_subagent_priority=0 if policy is RetentionPolicy.SUBAGENT else None,
+        retention_policy=policy,
     )
 
 

@@ -210,8 +210,7 @@ class Scheduler:
         self._last_plan_ms = now_ms
         self._acts = []
         self._replica.begin(self._number, now_ms)
-        if self._number % LEARNING_PLANS == 0 and self._replica.index is not None:
-            self._act(plans.Learned(*tables.packed(self._learner.rows(self._replica.index.idle()))))
+        self._learn()
         due, self._due = self._due, []
         for act in due:
             self._act(act)
@@ -241,6 +240,12 @@ class Scheduler:
         work = self._replica.finish()
         self._stalled = not (self._acts or self._told or work.copies)
         return Plan(self._number, now_ms, tuple(self._acts)), work
+
+    def _learn(self) -> None:
+        """Tell the ranks what rank 0 knows by now of who comes back."""
+        index = self._replica.index
+        if index is not None and self._number % LEARNING_PLANS == 0:
+            self._act(plans.Learned(*tables.packed(self._learner.rows(index.idle()))))
 
     def _shares(self, running: list[Live]) -> list[tuple[Live, int]]:
         """Who is in the step with how many tokens: `running`, which come by age and have some to compute, and whoever

@@ -19,9 +19,8 @@ class Claim:
     `number`: in the order of making. `runs`: those that it let go of last, by number. `value`: what each of them is
     worth. `group`: its class. Times are plan time. `ended_ms`: when its last request was over; `since_ms`: from when
     its age counts; `counted_ms`: up to where its idle time was told to the learner; `due_ms`: when it enters the next
-    bucket of ages, None: nobody waits for that. `turns`, `prompt_tokens`, `output_tokens`, `appended_tokens`, `gap_ms`:
-    see `Features`. `parent`: in whose brood it is counted; `ended_in`: in which turn of that parent it ended last, and
-    `is_pending`: with that turn it had not done.
+    bucket of ages, None: nobody waits for that. `turns`, `output_tokens`, `gap_ms`: see `Features`; `prompt_tokens`:
+    of its last request. `parent`: in whose brood it is counted.
     """
 
     number: int
@@ -38,8 +37,5 @@ class Claim:
     turns: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
-    appended_tokens: int = 0
     gap_ms: int | None = None
     parent: str | None = None
-    ended_in: int = 0
-    is_pending: bool = False

@@ -1,42 +1,38 @@
 """Classes of conversations: what is known of one when its turn is over, from coarse to fine, as one number.
 
-Where the last answer's stop reason is known it tells most, then what the children do. Where it is not, the shape of the
-traffic has to do: turns, lengths, the last gap. A class's coarser levels are its number divided: the digits are in
-mixed radix, the coarsest first.
+Where the last answer's stop reason is known it tells most. Where it is not, the shape of the traffic has to do: the
+last gap, and the answer's length. A class is a number in mixed radix, its coarsest digit first, so a coarser group is
+the number divided.
 """
 
 from __future__ import annotations
 
 import bisect
 import enum
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from worker.core.conversations import StopReason
 
 TURNS = (2, 5, 17)
-OUTPUT_TOKENS = (50, 150, 400, 1200)
-APPENDED_TOKENS = (256, 2048)
-GAP_MS = (1000, 4000, 16_000, 64_000)
+OUTPUT_TOKENS = (150, 400)
+GAP_MS = (3000, 12_000)
 """Where the next group of each begins."""
 
 
 class Children(enum.IntEnum):
-    """What a conversation's children do: it has none; some are in flight; all ended before its own last turn did; some
-    ended since, and one of them not with the end of its turn; some ended since, all of them so."""
+    """What a conversation's children do: it has none; some are in flight; none is any more."""
 
     NONE = 0
     IN_FLIGHT = 1
-    EARLIER = 2
-    PENDING = 3
-    DONE = 4
+    ENDED = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """Of an idle conversation. `turns`: its requests so far; `output_tokens`, `appended_tokens`: of its last answer,
-    and by how much its last prompt was longer than the one before; `gap_ms`: how long it was away the last time, None:
-    it has not come back yet."""
+    """Of an idle conversation. `turns`: its requests so far; `output_tokens`: of its last answer; `gap_ms`: how long it
+    was away the last time, None: it has not come back yet."""
 
     final: bool = False
     stop: StopReason = StopReason.UNKNOWN
@@ -44,7 +40,6 @@ class Features:
     turns: int = 1
     children: Children = Children.NONE
     output_tokens: int = 0
-    appended_tokens: int = 0
     gap_ms: int | None = None
 
 
@@ -53,34 +48,24 @@ class Digit(NamedTuple):
     values: tuple[str, ...]
 
 
-def _groups(edges: tuple[int, ...]) -> tuple[str, ...]:
-    bounds = (0, *edges)
+def _groups(edges: tuple[int, ...], first: int = 0) -> tuple[str, ...]:
+    bounds = (first, *edges)
     return (*(f"{low} to {high - 1}" for low, high in zip(bounds, edges, strict=False)), f"{edges[-1]} or more")
 
 
 FINAL = Digit("final", ("no", "yes"))
 KIND = Digit("kind", ("root", "child"))
-STOP = Digit("stop reason", ("tool call", "end of turn", "length"))
-CHILDREN = Digit("children", ("none", "in flight", "ended earlier", "ended, not all done", "ended, all done"))
-TURN = Digit("turns", _groups((1, *TURNS))[1:])
-OUTPUT = Digit("output tokens", _groups(OUTPUT_TOKENS))
-APPENDED = Digit("appended tokens", _groups(APPENDED_TOKENS))
-GAP = Digit("last gap, ms", ("none yet", *_groups(GAP_MS)))
+STOP = Digit("stop_reason", ("tool_call", "end_of_turn", "length"))
+TURN = Digit("turns", _groups(TURNS, 1))
+CHILDREN = Digit("children", ("none", "in flight", "ended"))
+GAP = Digit("last_gap_ms", ("none yet", *_groups(GAP_MS)))
+OUTPUT = Digit("output_tokens", _groups(OUTPUT_TOKENS))
 
-KNOWN = (FINAL, STOP, KIND, CHILDREN, TURN, OUTPUT)
-UNKNOWN = (FINAL, KIND, CHILDREN, TURN, OUTPUT, APPENDED, GAP)
+KNOWN = (FINAL, STOP, KIND, TURN, CHILDREN)
+UNKNOWN = (FINAL, KIND, TURN, CHILDREN, GAP, OUTPUT)
 """The digits of a class whose stop reason is known, and of one whose is not."""
-
-
-def _product(digits: tuple[Digit, ...]) -> int:
-    product = 1
-    for digit in digits:
-        product *= len(digit.values)
-    return product
-
-
-NUM_KNOWN = _product(KNOWN)
-NUM_CLASSES = NUM_KNOWN + _product(UNKNOWN)
+NUM_KNOWN = math.prod(len(digit.values) for digit in KNOWN)
+NUM_CLASSES = NUM_KNOWN + math.prod(len(digit.values) for digit in UNKNOWN)
 EVERYBODY = NUM_CLASSES
 """Stands for all classes together: what is said of it holds for a class of which nothing is known."""
 
@@ -88,17 +73,15 @@ EVERYBODY = NUM_CLASSES
 def class_of(features: Features) -> int:
     """In [0, NUM_CLASSES)."""
     turns = bisect.bisect_right(TURNS, features.turns)
-    output = bisect.bisect_right(OUTPUT_TOKENS, features.output_tokens)
     if features.stop is not StopReason.UNKNOWN:
-        given = (features.final, features.stop - 1, features.is_child, features.children, turns, output)
-        return _number(KNOWN, given)
-    appended = bisect.bisect_right(APPENDED_TOKENS, features.appended_tokens)
+        return _number(KNOWN, features.final, features.stop - 1, features.is_child, turns, features.children)
     gap = 0 if features.gap_ms is None else 1 + bisect.bisect_right(GAP_MS, features.gap_ms)
-    given = (features.final, features.is_child, features.children, turns, output, appended, gap)
-    return NUM_KNOWN + _number(UNKNOWN, given)
+    output = bisect.bisect_right(OUTPUT_TOKENS, features.output_tokens)
+    given = features.final, features.is_child, turns, features.children, gap, output
+    return NUM_KNOWN + _number(UNKNOWN, *given)
 
 
-def _number(digits: tuple[Digit, ...], given: tuple[int, ...]) -> int:
+def _number(digits: tuple[Digit, ...], *given: int) -> int:
     number = 0
     for digit, value in zip(digits, given, strict=True):
         number = number * len(digit.values) + value
@@ -106,21 +89,21 @@ def _number(digits: tuple[Digit, ...], given: tuple[int, ...]) -> int:
 
 
 def levels(number: int) -> tuple[int, ...]:
-    """The class and the coarser groups that it is in, coarsest first, as numbers that no other group has.
+    """The groups that the class is in, coarsest first and itself last, as numbers that no other group has.
 
     The coarsest has the first two digits: a mark alone says too little.
     """
     digits, base = (KNOWN, 0) if number < NUM_KNOWN else (UNKNOWN, NUM_KNOWN)
     rest = number - base
-    found = []
+    found: list[int] = []
     for level in range(len(digits), 1, -1):
-        found.append((len(digits) - level) * 2 * NUM_CLASSES + base + rest)
+        found.append((len(digits) - level) * NUM_CLASSES + base + rest)
         rest //= len(digits[level - 1].values)
     return tuple(found[::-1])
 
 
 def described(number: int) -> dict[str, str]:
-    """Each digit's name and value, for people."""
+    """Each digit's name and value, for people; nothing for EVERYBODY."""
     if number == EVERYBODY:
         return {}
     digits, rest = (KNOWN, number) if number < NUM_KNOWN else (UNKNOWN, number - NUM_KNOWN)

@@ -82,10 +82,6 @@ class ReturnIndex:
     def find(self, conversation: str) -> Claim | None:
         return self._claims.get(conversation)
 
-    def children(self, conversation: str) -> int:
-        """What its children do, as `classes.Children`."""
-        return self._broods.of(conversation)
-
     def idle(self) -> Iterator[Idle]:
         """Every conversation that is idle now, and was known of before this plan."""
         for claim in self._claims.values():
@@ -105,7 +101,6 @@ class ReturnIndex:
                 claim.gap_ms = self._now_ms - claim.ended_ms
                 if self.watcher is not None:
                     self.watcher.returned(claim.group, self._now_ms - claim.since_ms)
-        claim.appended_tokens = max(0, prompt_tokens - claim.prompt_tokens)
         claim.prompt_tokens = prompt_tokens
         claim.turns += 1
         for run in list(claim.runs.values()):
@@ -122,9 +117,9 @@ class ReturnIndex:
         return not is_there and 2 * prompt_tokens >= claim.prompt_tokens
 
     def let_go(self, hold: Hold, conversation: str, length: int) -> None:
-        """A request of `conversation`, "" if it named none, lets go of its path. `length`: its tokens with the answer's.
+        """A request of `conversation`, "" if it named none, lets go of its path.
 
-        Called behind the tree's release, so the path ends where a run does.
+        `length`: its tokens, with the answer's. Called behind the tree's release, so the path ends where a run does.
         """
         claim = self._claims.get(conversation)
         if claim is None:
@@ -165,23 +160,18 @@ class ReturnIndex:
 
     def _follow(self, claim: Claim, known: Conversation) -> None:
         """Bring it, and its parent, up to what the registry knows now."""
-        self._broods.move(claim, known.parent)
+        was_in_flight = claim.in_flight
+        self._broods.follow(claim, known.parent, in_flight=known.is_in_flight)
         parent = self._claims.get(known.parent) if known.parent is not None else None
-        if known.is_in_flight:
-            if not claim.in_flight:
-                claim.in_flight, claim.due_ms = True, None
-                self._broods.began(claim)
+        if claim.in_flight:
+            claim.due_ms = None
             self._revalue(claim)
-        elif claim.in_flight:
-            claim.in_flight = False
-            claim.ended_ms = self._now_ms
-            self._broods.ended(claim, known.stop_reason)
-            self._broods.parent_ended(known.id)
+        elif was_in_flight:
+            claim.ended_ms = claim.counted_ms = self._now_ms
             self._restart(claim)
             if parent is not None and not parent.in_flight:
                 self._restart(parent)
         else:
-            self._broods.told(claim, known.stop_reason)
             self._classify(claim)
         if parent is not None:
             self._classify(parent)
@@ -214,7 +204,6 @@ class ReturnIndex:
             turns=claim.turns,
             children=self._broods.of(known.id),
             output_tokens=claim.output_tokens,
-            appended_tokens=claim.appended_tokens,
             gap_ms=claim.gap_ms,
         )
 
@@ -274,7 +263,8 @@ class ReturnIndex:
             assert claim.runs[run.number] is run, "a run that its claim does not know"
             assert run.value == claim.value, "a run that is worth something else than its claim"
         for claim in self._claims.values():
-            assert claim.known is not None and claim.in_flight == claim.known.is_in_flight, "a claim that lags behind"
+            assert claim.known is not None, "a claim of nobody's that is registered"
+            assert claim.in_flight == claim.known.is_in_flight, "a claim that lags behind"
             assert all(self._tree.find_run(number) is run for number, run in claim.runs.items()), "a run that is gone"
             if claim.in_flight:
                 continue

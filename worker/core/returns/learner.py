@@ -21,7 +21,7 @@ from worker.core.returns.classes import EVERYBODY, levels
 from worker.core.returns.index import Idle
 from worker.core.returns.tables import LEAST, MOST
 
-PSEUDO_RETURNS = 1.0
+PSEUDO_RETURNS = 0.5
 PRIOR_RETURNS = 4.0
 PRIOR_HAZARD = 0.5
 SMALLEST_INDEX = 1e-9
@@ -45,11 +45,13 @@ class Learner:
 
     def idled(self, group: int, from_ms: int, to_ms: int) -> None:
         """A conversation of this class was idle from one age to another."""
-        _spread(self._idle_s[self._row(group)], from_ms, to_ms)
+        row = self._row(group)
+        _spread(self._idle_s[row], from_ms, to_ms)
 
     def returned(self, group: int, age_ms: int) -> None:
         """One came back at this age."""
-        self._returns[self._row(group), bucket_of(age_ms)] += 1
+        row = self._row(group)
+        self._returns[row, bucket_of(age_ms)] += 1
 
     def _row(self, group: int) -> int:
         row = self._rows.get(group)
