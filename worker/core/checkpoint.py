@@ -13,11 +13,13 @@ import numpy as np
 
 from worker.core.arrays import Growing, Int32s
 from worker.core.batches import ChunkOf
-from worker.core.config import CacheConfig
+from worker.core.config import CacheConfig, RetentionPolicy
 from worker.core.conversations import Conversation, StopReason
 from worker.core.copies import Copy
 from worker.core.events import stand_ins
 from worker.core.replica import Replica
+from worker.core.returns import saved as saved_index
+from worker.core.returns.saved import SavedIndex
 from worker.core.runs import Hold, Run
 from worker.core.sequences import Sequence
 from worker.core.stretches import Stretches, Terms
@@ -96,6 +98,8 @@ class _Checkpoint(msgspec.Struct, array_like=True):
     tenants: list[tuple[bytes, list[str]]]
     tenant_sizes: list[tuple[int, list[bytes]]]
     last_child_step: int | None
+    retention_policy: RetentionPolicy
+    index: SavedIndex | None
 
 
 PLAIN = (
@@ -153,6 +157,8 @@ def save(replica: Replica) -> bytes:
             tenants=[(tenant, list(mine)) for tenant, mine in registry._tenants.by_tenant.items()],
             tenant_sizes=[(size, list(tenants)) for size, tenants in registry._tenants._of_size.items()],
             last_child_step=registry.last_child_step,
+            retention_policy=replica.retention_policy,
+            index=saved_index.save(replica.index) if replica.index is not None else None,
         )
     )
 
@@ -192,6 +198,9 @@ def load(config: CacheConfig, checkpoint: bytes) -> Replica:
     retention._births, retention._now_ms, retention.has_timed = saved.births, saved.now_ms, saved.has_timed
     retention._lapses = saved.lapses
     _load_conversations(replica, saved)
+    replica.retention_policy = saved.retention_policy
+    if replica.index is not None and saved.index is not None:
+        saved_index.restore(replica.index, saved.index, cache.tree, replica.conversations)
     cache.tree.enqueue_all()
     return replica
 

@@ -60,7 +60,8 @@ class SchedulerConfig:
 
     `handoff_timeout_ms`: how long a context leg's pages wait for the generation side. `max_util_for_resume`: a
     suspended request is admitted again only while so much of the device's pages would be in use. `idle_step_ms`: how
-    often an idle worker makes an empty plan while a finished sub-agent is too young to be demoted.
+    often an idle worker makes an empty plan while a finished sub-agent is too young to be demoted. `learning_plans`:
+    after how many plans the ranks hear what the return index has learned.
     """
 
     max_batch_size: int = 64
@@ -69,3 +70,4 @@ class SchedulerConfig:
     handoff_timeout_ms: int = 60_000
     max_util_for_resume: float = 0.95
     idle_step_ms: int = 30
+    learning_plans: int = 256

@@ -29,7 +29,7 @@ from worker.core.journal import DIGEST_BYTES
 from worker.core.plan import Plan
 
 MAGIC = b"KINROUTE-REC"
-VERSION = 1
+VERSION = 2
 FRAME = struct.Struct("<BIII")
 PREFIX = struct.Struct("<BII")
 START = len(MAGIC) + 4

@@ -201,7 +201,7 @@ class Replica:
 
     def _demote_children(self, parent: str) -> None:
         priority = self.config.finished_subagent_priority
-        if priority is None or self.retention_policy is RetentionPolicy.LRU:
+        if priority is None or self.retention_policy is not self.config.retention_policy:
             return
         bound = self.config.finished_subagent_min_idle_iterations
         for verdict in finished(self.conversations, parent, self._number, bound):

@@ -18,7 +18,7 @@ from operator import attrgetter
 from worker.core import plan as plans
 from worker.core.admission import Admission, Place
 from worker.core.arrays import alike
-from worker.core.config import SchedulerConfig
+from worker.core.config import RetentionPolicy, SchedulerConfig
 from worker.core.conversations import News, StopReason
 from worker.core.live import Live, Stage
 from worker.core.outputs import (
@@ -45,10 +45,6 @@ from worker.core.waiting import Waiting
 _age = attrgetter("age")
 LOOKAHEAD = 32
 """Queued requests that a step looks at behind one that waits for a sibling's prefill."""
-
-
-LEARNING_PLANS = 256
-"""Every so many plans the ranks get new tables of the return index."""
 
 
 class Scheduler:
@@ -165,6 +161,10 @@ class Scheduler:
         """Drop what no request holds, with the next plan: everything, or what is of one scope or of these owners."""
         self._due.append(plans.Clear(scope, owners))
 
+    def switch(self, policy: RetentionPolicy) -> None:
+        """Keep blocks by this policy from the next plan on: the configured one, or `lru`."""
+        self._due.append(plans.Switch(policy))
+
     @property
     def next_wake_ms(self) -> int | None:
         """When there is something to do even if nothing happens: the first pin that expires, the next idle plan."""
@@ -244,7 +244,7 @@ class Scheduler:
     def _learn(self) -> None:
         """Tell the ranks what rank 0 knows by now of who comes back."""
         index = self._replica.index
-        if index is not None and self._number % LEARNING_PLANS == 0:
+        if index is not None and self._number % self._config.learning_plans == 0:
             self._act(plans.Learned(*tables.packed(self._learner.rows(index.idle()))))
 
     def _shares(self, running: list[Live]) -> list[tuple[Live, int]]:

@@ -15,7 +15,7 @@ import numpy as np
 from tests.worker.core.cache_pair import Dice
 from worker.copy_board import CopyBoard
 from worker.core import checkpoint
-from worker.core.config import CacheConfig, ReusePolicy, SchedulerConfig
+from worker.core.config import CacheConfig, RetentionPolicy, ReusePolicy, SchedulerConfig
 from worker.core.conversations import News, StopReason
 from worker.core.journal import Decision
 from worker.core.outputs import Failed, Finished, HandoffReady
@@ -42,6 +42,7 @@ RETENTIONS = (
 
 def make_config(dice: Dice) -> CacheConfig:
     policy = (ReusePolicy.PER_CONVERSATION, ReusePolicy.PER_CONVERSATION, *ReusePolicy)[dice(5)]
+    indexed = policy is ReusePolicy.PER_CONVERSATION and dice(2) > 0
     return CacheConfig(
         num_pages=(8, 12)[dice(2)],
         tokens_per_block=BLOCK,
@@ -51,6 +52,7 @@ def make_config(dice: Dice) -> CacheConfig:
         num_disk_pages=(0, 3, 10)[dice(3)],
         finished_subagent_priority=(0, 1, 30)[dice(3)] if policy is ReusePolicy.PER_CONVERSATION else None,
         finished_subagent_min_idle_iterations=(0, 2, 4)[dice(3)],
+        retention_policy=RetentionPolicy.RETURN_INDEX if indexed else RetentionPolicy.SUBAGENT,
         max_offload_pages_per_plan=(1, 3, 64)[dice(3)],
         max_onboard_pages_per_plan=(1, 3, 64)[dice(3)],
         tells_events=dice(2) > 0,
@@ -86,7 +88,11 @@ class ReplicaGroup:
         self.leader, *self.followers = self.ranks
         self.board = CopyBoard(len(self.ranks))
         limits = SchedulerConfig(
-            max_batch_size=4, max_num_tokens=(6, 64)[dice(2)], handoff_timeout_ms=50, max_queued_requests=6
+            max_batch_size=4,
+            max_num_tokens=(6, 64)[dice(2)],
+            handoff_timeout_ms=50,
+            max_queued_requests=6,
+            learning_plans=5,
         )
         self.scheduler = Scheduler(limits, self.leader.replica, lambda request: str(request.key).encode())
         self.decided: dict[int, tuple[bytes, tuple[Any, ...], list[Decision]]] = {}
@@ -155,6 +161,11 @@ class ReplicaGroup:
         if dice(8):
             return False
         self.scheduler.clear(*((None, None), (b"other", None), (None, ("a", "b")))[dice(3)])
+        return True
+
+    def switch_policy(self, dice: Dice) -> bool:
+        configured = self.leader.replica.config.retention_policy
+        self.scheduler.switch((configured, configured, RetentionPolicy.LRU)[dice(3)])
         return True
 
     # What the ranks do.
@@ -296,6 +307,7 @@ def _decisions(replica: Replica) -> list[Decision]:
 
 RULES: dict[str, int] = {
     "submit": 5, "cancel": 1, "fetched": 2, "pull_ends": 4, "hear_of": 1, "return_elsewhere": 1, "clear": 1,
-    "plan": 16, "catch_up": 16, "time_passes": 6, "copy_ends": 4, "restart_from_checkpoint": 1, "look_inside": 1,
+    "switch_policy": 1, "plan": 16, "catch_up": 16, "time_passes": 6, "copy_ends": 4, "restart_from_checkpoint": 1,
+    "look_inside": 1,
 }  # fmt: skip
 """Each rule, and how often it is tried."""

@@ -17,6 +17,7 @@ from worker.core.recording import (
     FRAME,
     MAGIC,
     START,
+    VERSION,
     Failure,
     Framer,
     Kind,
@@ -133,9 +134,9 @@ def test_a_record_that_is_gone_is_missed() -> None:
 
 
 def test_another_version_is_refused_by_name() -> None:
-    data = a_segment().replace(MAGIC + b"\x01", MAGIC + b"\x07", 1)
+    data = a_segment().replace(MAGIC + bytes([VERSION]), MAGIC + b"\x07", 1)
 
-    with pytest.raises(RecordingError, match=f"at offset {len(MAGIC)}: version 1 was due, not 7"):
+    with pytest.raises(RecordingError, match=f"at offset {len(MAGIC)}: version {VERSION} was due, not 7"):
         read(data)
 
 

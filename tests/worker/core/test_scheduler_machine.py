@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from worker.core import checkpoint
-from worker.core.config import CacheConfig, ReusePolicy, SchedulerConfig
+from worker.core.config import CacheConfig, RetentionPolicy, ReusePolicy, SchedulerConfig
 from worker.core.conversations import News, StopReason
 from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, Output, Started, TokenOut
 from worker.core.plan import decode, encode
@@ -158,8 +158,12 @@ class Engine(RuleBasedStateMachine):
         host=st.sampled_from([0, 1, 4, 8]),
         disk=st.sampled_from([0, 0, 3, 10]),
         rate=st.sampled_from([1, 3, 64]),
+        indexed=st.booleans(),
     )
-    def configure(self, policy: ReusePolicy, reuse: bool, partial: bool, host: int, disk: int, rate: int) -> None:
+    def configure(
+        self, policy: ReusePolicy, reuse: bool, partial: bool, host: int, disk: int, rate: int, indexed: bool
+    ) -> None:
+        indexed = indexed and policy is ReusePolicy.PER_CONVERSATION
         config = CacheConfig(
             num_pages=NUM_PAGES,
             tokens_per_block=BLOCK,
@@ -173,12 +177,15 @@ class Engine(RuleBasedStateMachine):
             finished_subagent_min_idle_iterations=2,
             max_offload_pages_per_plan=rate,
             max_onboard_pages_per_plan=rate,
+            retention_policy=RetentionPolicy.RETURN_INDEX if indexed else RetentionPolicy.SUBAGENT,
             tells_events=True,
         )
         self.replica = Replica(config)
         self.follower = Replica(config)
         self.scheduler = Scheduler(
-            SchedulerConfig(max_batch_size=4, max_num_tokens=6, handoff_timeout_ms=50, max_queued_requests=6),
+            SchedulerConfig(
+                max_batch_size=4, max_num_tokens=6, handoff_timeout_ms=50, max_queued_requests=6, learning_plans=5
+            ),
             self.replica,
             lambda request: str(request.key).encode(),
         )
@@ -289,6 +296,10 @@ class Engine(RuleBasedStateMachine):
     @rule(conversation=st.sampled_from("abz"), turn=st.sampled_from(["", "1", "3"]))
     def return_elsewhere(self, conversation: str, turn: str) -> None:
         self.scheduler.returned(conversation, turn)
+
+    @rule(falls_back=st.booleans())
+    def switch_policy(self, falls_back: bool) -> None:
+        self.scheduler.switch(RetentionPolicy.LRU if falls_back else self.replica.config.retention_policy)
 
     @rule(data=st.data(), rank=st.integers(0, 1), good=st.sampled_from([1000] * 9 + [0, 1]))
     @precondition(lambda self: any(memory.pending for memory in self.memories))

@@ -224,10 +224,13 @@ class ReturnIndex:
 
     # What runs are worth.
 
+    def all_claims(self) -> list[Claim]:
+        """Those of requests that named no conversation are known by their runs alone."""
+        nameless = {run.claim.number: run.claim for run in self._tree.runs() if run.claim and not run.claim.known}
+        return [*self._claims.values(), *nameless.values()]
+
     def _revalue_all(self) -> None:
-        """Claims of requests without a conversation are known by their runs alone."""
-        claims = {run.claim.number: run.claim for run in self._tree.runs() if run.claim is not None}
-        for claim in (*self._claims.values(), *claims.values()):
+        for claim in self.all_claims():
             self._revalue(claim)
 
     def _revalue(self, claim: Claim) -> None:
