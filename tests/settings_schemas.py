@@ -10,6 +10,7 @@ from pathlib import Path
 
 from configuration.reading import Section
 from edge.settings import EdgeSettings
+from tests.deploy import values_schema
 from worker.settings import WorkerSettings
 
 HERE = Path(__file__).parent
@@ -28,6 +29,7 @@ def main() -> None:
     for settings, file in GOLDEN.items():
         file.parent.mkdir(exist_ok=True)
         file.write_text(schema_of(settings))
+    values_schema.main()
 
 
 if __name__ == "__main__":
