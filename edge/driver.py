@@ -24,13 +24,13 @@ from edge.core.life_events import (
     LegFailed,
     LegFinished,
     NotPlaced,
+    Phase,
     Place,
     Placed,
     Prefilled,
     SendEnded,
     SendGenerating,
     Started,
-    State,
     SubmitLeg,
     TellFailed,
     TellFinished,
@@ -42,6 +42,7 @@ from edge.core.lifecycle import Deadlines, RequestLife
 from edge.core.prompt_keys import Prompt
 from edge.core.routing import Placement, Router
 from edge.core.types import FinishReason, Receipt, TokenLogprob, Turn, Usage, WorkerId
+from edge.ended import EndedTurn, EndListener
 from edge.legs import Connection, order_of
 from edge.pins import Pins
 
@@ -52,11 +53,15 @@ MAX_RECEIPTS = 1024
 class Sink(Protocol):
     """Whoever asked for a turn. Called on the event loop; `finished` or `failed` comes once, last.
 
-    It may call `Running.stop` or `Running.cancel` from within; nothing is told after that.
+    It may call `Running.stop` or `Running.cancel` from within; nothing is told after that. `judged` comes before
+    `finished`, where a worker ended the answer, and never twice.
     """
 
     def started(self, cached_tokens: int) -> None: ...
     def tokens(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None: ...
+    def judged(self, reason: FinishReason) -> FinishReason:
+        """How the answer ended, by its text: no worker sees that it calls tools."""
+
     def finished(self, reason: FinishReason, usage: Usage) -> None: ...
     def failed(self, error: EdgeError) -> None: ...
 
@@ -85,6 +90,8 @@ class Driver:
         self.pins = Pins()
         self.receipts: deque[tuple[str, Receipt]] = deque(maxlen=MAX_RECEIPTS)
         """Turn id and receipt of the turns that ended last."""
+        self.end_listeners: list[EndListener] = []
+        """Hear of every turn that ends. Empty unless somebody records."""
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -141,8 +148,8 @@ class Running:
         self._life = RequestLife(turn.prompt_tokens, turn.stops.max_tokens)
         self._legs: dict[int, tuple[Connection, int, _Leg]] = {}
         self._loop = asyncio.get_running_loop()
-        self._since_s = self._loop.time()
-        self._state = State.PLACING
+        self._began_s = self._since_s = self._loop.time()
+        self._reason: FinishReason | None = None
         self._telling = True
 
     def begin(self) -> None:
@@ -185,12 +192,20 @@ class Running:
                 case SendEnded():
                     lineage = self._turn.lineage
                     connection = self._driver.connections[effect.worker]
-                    final = lineage.final and effect.reason is not None
-                    connection.ended(lineage.conversation, effect.reason, final=final)
+                    reason = self._judged(effect.reason)
+                    connection.ended(lineage.conversation, reason, final=lineage.final and reason is not None)
         if self._life.over:
             self._over()
 
+    def _judged(self, reason: FinishReason | None) -> FinishReason | None:
+        """As its sink judges it, once; None stays None."""
+        if reason is not None and self._reason is None:
+            self._reason = self._sink.judged(reason) if self._telling else reason
+        return None if reason is None else self._reason
+
     def _tell(self, effect: TellTokens | TellStarted | TellFinished | TellFailed) -> None:
+        if isinstance(effect, TellFinished):
+            self._judged(effect.reason)
         if isinstance(effect, TellFinished) and self.receipt.generation_worker:
             tokens = effect.usage.prompt_tokens + effect.usage.completion_tokens
             self._driver.router.served(self._turn.lineage, WorkerId(self.receipt.generation_worker), tokens)
@@ -264,6 +279,10 @@ class Running:
             self._driver.receipts.append((self._turn.turn_id, self.receipt))
             for leg in [leg for _, _, leg in self._legs.values()]:
                 self._cancel(leg.number)
+            for listener in self._driver.end_listeners:
+                sent = len(self._life.sent)
+                now_s = self._loop.time()
+                listener.ended(EndedTurn(self._turn, Phase.AGGREGATED, self._began_s, now_s, self._reason, sent))
 
 
 class _Leg:

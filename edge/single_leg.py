@@ -12,6 +12,7 @@ from edge.core.life_events import Phase, State
 from edge.core.prompt_keys import Prompt
 from edge.core.types import FinishReason, Receipt, TokenLogprob, Turn, Usage, WorkerId
 from edge.driver import Driver, Sink
+from edge.ended import EndedTurn
 from edge.legs import order_of
 from edge.openengine_wire import first_token_of, read_session
 from edge.pins import Pin
@@ -68,7 +69,7 @@ class SingleLeg:
         self._cached_tokens = 0
         self._sent = 0
         self._loop = asyncio.get_running_loop()
-        self._since_s = self._loop.time()
+        self._began_s = self._since_s = self._loop.time()
         self._state = State.PLACING
 
     @classmethod
@@ -237,6 +238,9 @@ class SingleLeg:
             self._driver.pins.add(self._pin)
         self._driver.running.discard(self)
         self._driver.receipts.append((self._turn.turn_id, self.receipt))
+        for listener in self._driver.end_listeners:
+            now_s = self._loop.time()
+            listener.ended(EndedTurn(self._turn, self._phase, self._began_s, now_s, reason, self._sent))
 
 
 def _out_of_turn() -> EdgeError:

@@ -11,6 +11,16 @@ from typing import Any
 
 from kinroute.problem import Problem
 
+PRESETS = (
+    "plain",
+    "resumed-children",
+    "background-children",
+    "wide-fan-out",
+    "abandoned-parents",
+    "no-sub-agents",
+)
+"""Those of `kinroute.replay.families`, which imports more than a help text needs."""
+
 
 def add_trace_commands(commands: Any) -> None:
     text = "Make traces up, and look into traces."
@@ -20,9 +30,9 @@ def add_trace_commands(commands: Any) -> None:
     text = "Write a trace of made-up families: the same for the same seed."
     made = traces.add_parser("synthesize", help=text, description=text)
     made.set_defaults(run=_synthesize)
-    made.add_argument("preset", metavar="PRESET", help="plain, wide-fan-out, ...; another name lists them")
+    made.add_argument("preset", metavar="PRESET", choices=PRESETS, help=f"one of {', '.join(PRESETS)}")
     made.add_argument("out", type=Path, metavar="OUT", help="gzipped where it ends in .gz")
-    made.add_argument("--sessions", type=_count, default=74, metavar="N", help="default 74")
+    made.add_argument("--sessions", type=_some, default=74, metavar="N", help="default 74")
     made.add_argument("--seed", type=_count, default=1, metavar="S", help="default 1")
     text = "Print what the sessions of traces are like: lengths, gaps, sub-agents."
     measured = traces.add_parser("measure", help=text, description=text)
@@ -37,16 +47,20 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _some(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"must be a number from 1 on, not {text!r}")
+    return int(text)
+
+
 def _synthesize(arguments: argparse.Namespace) -> int:
-    from kinroute.replay.families import PRESETS, synthesize
+    from kinroute.replay.families import PRESETS as SHAPES
+    from kinroute.replay.families import synthesize
     from kinroute.replay.writing import TraceWriter
 
-    shape = PRESETS.get(arguments.preset)
-    if shape is None:
-        raise Problem(f"There is no preset {arguments.preset!r}: choose one of {', '.join(PRESETS)}.")
     try:
         with TraceWriter(arguments.out) as out:
-            for session in synthesize(shape, arguments.sessions, arguments.seed):
+            for session in synthesize(SHAPES[arguments.preset], arguments.sessions, arguments.seed):
                 out.write(session)
     except OSError as error:
         raise Problem(f"{arguments.out} cannot be written: {error.strerror}.") from error

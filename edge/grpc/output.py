@@ -102,6 +102,10 @@ class Output:
                 self._add(token_id, logprob)
         self._woken()
 
+    def judged(self, reason: FinishReason) -> FinishReason:
+        """What its tokens say is their reader's affair."""
+        return reason
+
     def finished(self, reason: FinishReason, usage: Usage) -> None:
         self.cached_tokens = usage.cached_tokens
         self.completion_tokens = usage.completion_tokens

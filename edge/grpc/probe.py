@@ -55,6 +55,9 @@ class _Probe:
     def tokens(self, ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None) -> None:
         self._settle("")
 
+    def judged(self, reason: FinishReason) -> FinishReason:
+        return reason
+
     def finished(self, reason: FinishReason, usage: Usage) -> None:
         self._settle("" if usage.completion_tokens else "it ended without a token")
 

@@ -21,6 +21,7 @@ class Choice:
     """
 
     __slots__ = (
+        "_judged",
         "_max_pending",
         "_overfull",
         "_woken",
@@ -52,6 +53,7 @@ class Choice:
         self.running: Running | None = None
         self.has_begun = False
         self.finish_reason: FinishReason | None = None
+        self._judged: FinishReason | None = None
         self.error: EdgeError | None = None
         self.cached_tokens = 0
         self.completion_tokens = 0
@@ -79,12 +81,20 @@ class Choice:
         if logprobs:
             self.logprobs += logprobs
         if self.text.push(ids):
-            reason = self._end(FinishReason.STOP)
+            self.finish_reason = self._named(FinishReason.STOP)
             if self.running is not None:
-                self.running.stop(reason)
+                self.running.stop(self.finish_reason)
         elif self._max_pending is not None and self._pending_chars > self._max_pending:
             self._overfull()
         self._woken()
+
+    def judged(self, reason: FinishReason) -> FinishReason:
+        """No token follows: what was held back comes out, and may be a stop string or the end of a call."""
+        if self.has_ended or reason is FinishReason.CANCELLED:
+            return self.finish_reason or reason
+        if self._judged is None:
+            self._judged = self._named(FinishReason.STOP if self.text.finish() else reason)
+        return self._judged
 
     def finished(self, reason: FinishReason, usage: Usage) -> None:
         if self.has_ended:
@@ -95,7 +105,7 @@ class Choice:
         self.has_begun = True
         self.cached_tokens = usage.cached_tokens
         self.completion_tokens = usage.completion_tokens
-        self._end(FinishReason.STOP if self.text.finish() else reason)
+        self.finish_reason = self.judged(reason)
         self._woken()
 
     def failed(self, error: EdgeError) -> None:
@@ -117,6 +127,5 @@ class Choice:
     def _pending_chars(self) -> int:
         return self.text.pending_chars + LOGPROB_CHARS * len(self.logprobs)
 
-    def _end(self, reason: FinishReason) -> FinishReason:
-        self.finish_reason = FinishReason.TOOL_CALLS if self.text.calls_tools else reason
-        return self.finish_reason
+    def _named(self, reason: FinishReason) -> FinishReason:
+        return FinishReason.TOOL_CALLS if self.text.calls_tools else reason

@@ -10,6 +10,7 @@ A worker's own recording is known by its first bytes, every other by the members
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,10 +53,14 @@ def read_sessions(paths: Sequence[Path], *, block_tokens: int | None = None) -> 
 
 def _synthetic(path: Path) -> Iterator[Session]:
     """`synthetic:PRESET[:SESSIONS[:SEED]]`."""
-    preset, *numbers = str(path).removeprefix(SYNTHETIC).split(":")
-    if preset not in PRESETS or len(numbers) > 2 or not all(number.isdecimal() for number in numbers):
-        raise TraceError(path, 0, f"{SYNTHETIC}PRESET[:SESSIONS[:SEED]], PRESET one of {', '.join(PRESETS)}")
-    sessions, seed = (*map(int, numbers), *(USUAL_SESSIONS, USUAL_SEED)[len(numbers) :])
+    found = re.fullmatch(f"{SYNTHETIC}([^:]*)(?::([1-9][0-9]{{0,5}})(?::([0-9]{{1,18}}))?)?", str(path))
+    if found is None or found[1] not in PRESETS:
+        raise TraceError(
+            path,
+            0,
+            f"{SYNTHETIC}PRESET[:SESSIONS[:SEED]], PRESET one of {', '.join(PRESETS)}, SESSIONS from 1 to 999999",
+        )
+    preset, sessions, seed = found[1], int(found[2] or USUAL_SESSIONS), int(found[3] or USUAL_SEED)
     return synthesize(PRESETS[preset], sessions, seed)
 
 

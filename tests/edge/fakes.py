@@ -80,6 +80,9 @@ class Heard:
         self.token_ids.extend(ids)
         self.first.set()
 
+    def judged(self, reason: FinishReason) -> FinishReason:
+        return reason
+
     def finished(self, reason: FinishReason, usage: Usage) -> None:
         assert not self.over.is_set(), "a second end"
         self.reason, self.usage = reason, usage

@@ -104,12 +104,14 @@ class Script:
 
 @dataclass
 class ScriptedWorker:
-    """A connection to a worker that plays `answer(order)`. `orders`: all that came; `cancelled`: request ids."""
+    """A connection to a worker that plays `answer(order)`. `orders`: all that came; `cancelled`: request ids; `endings`: how
+    each answer ended, as the edge told."""
 
     answer: Callable[[LegOrder], Script] = lambda order: Script()
     worker_id: WorkerId = field(default_factory=lambda: WorkerId("127.0.0.1:1"))
     orders: list[LegOrder] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
+    endings: list[FinishReason | None] = field(default_factory=list)
     _playing: dict[int, asyncio.Task[None]] = field(default_factory=dict)
 
     async def run(self) -> None:
@@ -131,7 +133,7 @@ class ScriptedWorker:
         """Nothing here is prefilled for somebody else."""
 
     def ended(self, conversation: ConversationKey, reason: FinishReason | None, *, final: bool) -> None:
-        """What was prefilled here was answered here."""
+        self.endings.append(reason)
 
     def returned(self, lineage: Lineage, turn_id: TurnId, tenant: str) -> None:
         """There is no other worker."""

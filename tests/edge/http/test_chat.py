@@ -151,6 +151,15 @@ def test_a_tool_call_in_the_answer_becomes_tool_calls(edge: Served) -> None:
     assert '"name": "weather"' in prompt_text(edge.worker.orders[0])
 
 
+@pytest.mark.parametrize(("text", "reason"), [(CALL, FinishReason.TOOL_CALLS), ("Done.", FinishReason.STOP)])
+def test_the_worker_hears_whether_an_answer_called_tools(edge: Served, text: str, reason: FinishReason) -> None:
+    edge.worker.answer = lambda order: Script(text)
+
+    edge.openai().chat.completions.create(model=MODEL, messages=HI, tools=[WEATHER])
+
+    assert edge.worker.endings[-1] is reason
+
+
 def test_without_tools_a_call_is_text(edge: Served) -> None:
     edge.worker.answer = lambda order: Script(CALL)
 

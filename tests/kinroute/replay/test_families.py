@@ -14,6 +14,7 @@ from kinroute.replay.families import PRESETS, synthesize
 from kinroute.replay.measures import Measures, Spread, measure
 from kinroute.replay.readers import read_sessions
 from kinroute.replay.traces import TraceError, read
+from kinroute.trace_arguments import PRESETS as NAMES
 from tests.kinroute.replay.recorded import request, session, write
 
 
@@ -64,7 +65,7 @@ def test_a_parent_goes_on_beside_background_children_and_waits_for_others() -> N
 def test_synthetic_paths_are_traces() -> None:
     assert read_sessions([Path("synthetic:plain:3:7")]) == list(synthesize(PRESETS["plain"], 3, 7))
     assert len(read_sessions([Path("synthetic:no-sub-agents")])) == 74
-    for wrong in ("synthetic:", "synthetic:other", "synthetic:plain:x", "synthetic:plain:1:2:3"):
+    for wrong in ("synthetic:", "synthetic:other", "synthetic:plain:x", "synthetic:plain:0", "synthetic:plain:1:2:3"):
         with pytest.raises(TraceError, match="PRESET one of plain, "):
             read_sessions([Path(wrong)])
 
@@ -83,8 +84,11 @@ def test_the_command_writes_a_trace_that_is_read_again(tmp_path: Path, capsys: p
 def test_an_unknown_preset_is_answered_with_those_that_there_are(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["trace", "synthesize", "wide", str(tmp_path / "x")]) == 1
-    assert "choose one of plain, resumed-children" in capsys.readouterr().err
+    assert tuple(PRESETS) == NAMES
+    with pytest.raises(SystemExit):
+        main(["trace", "synthesize", "wide", str(tmp_path / "x")])
+    refusal = capsys.readouterr().err.splitlines()[-1]
+    assert all(name in refusal for name in NAMES)
 
 
 def test_what_is_measured_of_a_session(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
