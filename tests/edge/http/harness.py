@@ -104,8 +104,10 @@ class Script:
 
 @dataclass
 class ScriptedWorker:
-    """A connection to a worker that plays `answer(order)`. `orders`: all that came; `cancelled`: request ids; `endings`: how
-    each answer ended, as the edge told."""
+    """A connection to a worker that plays `answer(order)`.
+
+    `orders`: all that came; `cancelled`: request ids; `endings`: how each answer ended, as the edge told.
+    """
 
     answer: Callable[[LegOrder], Script] = lambda order: Script()
     worker_id: WorkerId = field(default_factory=lambda: WorkerId("127.0.0.1:1"))
