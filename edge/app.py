@@ -53,6 +53,7 @@ from edge.keyring import Keyring, KeyringError
 from edge.kv_metrics import KvMetrics
 from edge.legs import Connection
 from edge.limit_metrics import LimitMetrics
+from edge.recordings import Recordings
 from edge.serving import Server, bind, bound_address
 from edge.settings import EdgeSettings
 from edge.signing import EnvelopeSigner
@@ -92,7 +93,8 @@ class Edge:
         self._keys = None if settings.keys_file is None else _watched_keys(settings.keys_file)
         keyring = None if self._keys is None else self._keys.value
         metrics, recent = Metrics(), RecentRequests()
-        lineages = _lineages(settings, keyring)
+        id_key = secrets.token_bytes(32) if keyring is None else keyring.id_key
+        lineages = _lineages(settings, keyring, id_key)
         self._authentication = _authentication(settings, keyring)
         identities = _identities(self._authentication, lineages, Audit(metrics.registry))
         self._text = TextModel.load(settings.model.path)
@@ -130,7 +132,8 @@ class Edge:
         application = make_application(self._parts, metadata.version("kinroute"))
         listen = settings.listen
         operators = None if listen.admin.listener.is_loopback else identities
-        admin = Admin(self.driver, admission, recent, metrics, operators)
+        self._recordings = Recordings(self.driver.end_listeners, id_key)
+        admin = Admin(self.driver, admission, recent, metrics, self._recordings, operators)
         self._http_socket = bind(listen.http, "listen.http")
         self._admin_socket = bind(listen.admin.address, "listen.admin")
         self._http = Server(application, limits, drain_s=settings.drain_timeout_s, tls=certificates.callers)
@@ -175,6 +178,7 @@ class Edge:
             if grpc_server is not None:
                 await grpc_server.stop(self._settings.drain_timeout_s)
             await serving
+            self._recordings.stop()
             self._admin.should_exit = True
             await administering
             driving.cancel()
@@ -238,8 +242,8 @@ def _key_of_this_start() -> Key:
     return Key("start", secrets.token_bytes(32))
 
 
-def _lineages(settings: EdgeSettings, keyring: Keyring | None) -> Lineages:
-    """Without a key file, which only an anonymous edge may lack, ids are hashed under a key that ends with it.
+def _lineages(settings: EdgeSettings, keyring: Keyring | None, id_key: bytes) -> Lineages:
+    """`id_key`: under which ids are hashed. Without a key file, which only an anonymous edge may lack, it ends with it.
 
     Raises SettingsError where tokens must prove and no key signs them.
     """
@@ -249,7 +253,6 @@ def _lineages(settings: EdgeSettings, keyring: Keyring | None) -> Lineages:
             f"affinity.proof is 'token', but {settings.keys_file} has no lineage_keys, which sign lineage tokens: run "
             "kinroute keys rotate."
         )
-    id_key = secrets.token_bytes(32) if keyring is None else keyring.id_key
     affinity, limits = settings.affinity, settings.limits
     names = HeaderNames(
         **affinity.headers.model_dump(), others_parent=settings.conversation_affinity_header_for_subagents or ""

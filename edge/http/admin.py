@@ -4,6 +4,7 @@ GET /live  /ready  /health  /metrics
 GET /kinroute/v1/workers     every worker as this edge knows it
 GET /kinroute/v1/requests    the last requests with their route receipts, newest first
 GET /kinroute/v1/leaks       what is held; nothing must be when nothing runs
+GET /kinroute/v1/recording   traffic as it ends, without its texts (`edge.http.recording`)
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from edge.core.errors import EdgeError
 from edge.driver import Driver
 from edge.http.asgi import CERTIFIED, Receive, Scope, Send, raw_headers, respond
 from edge.http.recent import RecentRequests
+from edge.http.recording import PATH as RECORDING
+from edge.http.recording import RecordingStream
 from edge.identity import Identities
+from edge.recordings import Recordings
 from edge.telemetry import Metrics
 
 TEXT = b"text/plain; charset=utf-8"
@@ -38,8 +42,10 @@ class Admin:
         admission: Admission,
         recent: RecentRequests,
         metrics: Metrics,
+        recordings: Recordings,
         operators: Identities | None = None,
     ) -> None:
+        self._recording = RecordingStream(recordings)
         self._operators = operators
         self._driver = driver
         self._admission = admission
@@ -53,18 +59,23 @@ class Admin:
             "/kinroute/v1/workers": lambda: _json(200, {"workers": self._workers()}),
             "/kinroute/v1/requests": lambda: _json(200, {"requests": self._recent.listing()}),
             "/kinroute/v1/leaks": lambda: _json(200, self._leaks()),
+            RECORDING: lambda: (200, b"application/x-ndjson", b""),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        status, kind, body = await self._answer(scope)
-        await respond(send, status, [(b"content-type", kind)], b"" if scope["method"] == "HEAD" else body)
-
-    async def _answer(self, scope: Scope) -> _Reply:
         method, path = scope["method"], scope["path"]
-        page = self._pages.get(path)
-        if page is None:
+        refusal = await self._refusal(scope)
+        if refusal is None and path == RECORDING and method == "GET":
+            await self._recording(scope, receive, send)
+            return
+        status, kind, body = refusal or self._pages[path]()
+        await respond(send, status, [(b"content-type", kind)], b"" if method == "HEAD" else body)
+
+    async def _refusal(self, scope: Scope) -> _Reply | None:
+        method, path = scope["method"], scope["path"]
+        if path not in self._pages:
             return _json(404, {"error": f"no {path[:200]} here"})
         if method not in ("GET", "HEAD"):
             return _json(405, {"error": f"{path} answers GET"})
@@ -73,7 +84,7 @@ class Admin:
                 await self._operators.require_operator(raw_headers(scope))
             except EdgeError as error:
                 return _json(error.status, {"error": error.message})
-        return page()
+        return None
 
     def _ready(self) -> _Reply:
         return (200, TEXT, b"ready") if self._driver.model_ready else (503, TEXT, b"not ready")

@@ -39,6 +39,7 @@ from edge.http.route import Parts
 from edge.identity import Identities
 from edge.legs import LegListener, LegOrder
 from edge.limit_metrics import LimitMetrics
+from edge.recordings import Recordings
 from edge.serving import Server, bind, bound_address
 from edge.settings import Limits
 from edge.telemetry import Metrics
@@ -192,6 +193,13 @@ class Served:
     def admin(self, path: str) -> httpx.Response:
         return httpx.get(f"{self.admin_url}{path}", timeout=20.0)
 
+    def settled(self, is_so: Callable[[], bool]) -> None:
+        """Waits until it is."""
+        end_s = time.monotonic() + 5.0
+        while not is_so():
+            assert time.monotonic() < end_s, "it did not come true"
+            time.sleep(0.01)
+
     def settled_leaks(self) -> dict[str, int]:
         """What is held once requests that are just ending have ended."""
         end_s = time.monotonic() + 5.0
@@ -254,7 +262,8 @@ def served(
     http_socket, admin_socket = bind("127.0.0.1:0", "http"), bind("127.0.0.1:0", "admin")
     http = Server(make_application(parts, "1.2.3"), limits, drain_s=1.0, tls=tls)
     operators = parts.identities if admin_guarded else None
-    administered = Admin(driver, parts.admission, parts.recent, parts.metrics, operators)
+    recordings = Recordings(driver.end_listeners, b"id key")
+    administered = Admin(driver, parts.admission, parts.recent, parts.metrics, recordings, operators)
     admin = Server(administered, limits, drain_s=1.0, tls=admin_tls, certificate_optional=True)
 
     async def serve() -> None:
