@@ -215,11 +215,11 @@ def test_changed_settings_start_new_pods(executable: Path) -> None:
         for number in (2, 3)
     )
 
-    assert annotations(before, "edge") != annotations(after, "edge")
-    assert annotations(before, "generation") == annotations(after, "generation")
+    assert pod_annotations(before, "edge") != pod_annotations(after, "edge")
+    assert pod_annotations(before, "generation") == pod_annotations(after, "generation")
 
 
-def annotations(release: Release, name: str) -> Any:
+def pod_annotations(release: Release, name: str) -> Any:
     [owner] = [
         one
         for kind in ("Deployment", "StatefulSet")

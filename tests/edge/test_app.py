@@ -43,10 +43,9 @@ def heard(process: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 @contextmanager
-def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def running(*arguments: str, environment: dict[str, str] | None = None) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         yield process
     finally:
