@@ -52,7 +52,7 @@ def _of_one_seed(rows: Sequence[Row], block_tokens: int) -> Iterator[Table]:
         )
         for row in group:
             _add(table, row.policy, row.policy, row.figures)
-        table.caption = _crowd(group)
+        table.caption = "\n".join([*_tails(group), *_moves(group), *_crowd(group)]) or None
         yield table
 
 
@@ -72,11 +72,11 @@ def _of_seeds(rows: Sequence[Row], summaries: Sequence[Summary], block_tokens: i
         for one in group:
             _add(table, one.policy, one.policy, one.mean)
             _add(table, one.policy, "   worst", one.worst)
-        table.caption = _crowd([row for row in rows if row.place == place])
+        table.caption = "\n".join(_crowd([row for row in rows if row.place == place])) or None
         yield table
 
 
-def _crowd(rows: Sequence[Row]) -> str | None:
+def _crowd(rows: Sequence[Row]) -> list[str]:
     """What kept requests from running as they were recorded; a small cache is full of what runs."""
     counts: dict[str, list[int]] = {}
     for row in rows:
@@ -85,7 +85,32 @@ def _crowd(rows: Sequence[Row]) -> str | None:
             own[0] += row.result.refused
             own[1] += row.result.suspensions
     told = [f"{policy} {refused}/{waits}" for policy, (refused, waits) in counts.items() if refused or waits]
-    return f"crowded (larger than the device/made way for others): {', '.join(told)}" if told else None
+    return [f"crowded (larger than the device/made way for others): {', '.join(told)}"] if told else []
+
+
+def _tails(rows: Sequence[Row]) -> list[str]:
+    lines: list[str] = []
+    for name, of in (("all", "one request"), ("session", "one session")):
+        told = [
+            f"{row.policy} {_slashed(tail.p50, tail.p99, tail.worst)}"
+            for row in rows
+            if row.result is not None and (tail := row.result.tails.get(name)) is not None
+        ]
+        if told:
+            lines.append(f"uncached tokens of {of}, p50/p99/worst: {', '.join(told)}")
+    return lines
+
+
+def _moves(rows: Sequence[Row]) -> list[str]:
+    """Between tiers, where there are some."""
+    told = [
+        f"{row.policy} {_slashed(down, up)}"
+        for row in rows
+        if row.result is not None
+        for down, up in [(sum(row.result.offloaded_blocks.values()), sum(row.result.onboarded_blocks.values()))]
+        if down or up
+    ]
+    return [f"offloaded/onboarded: {', '.join(told)}"] if told else []
 
 
 def _table(load: str, order: str | None, capacity: str, points: float | None) -> Table:
@@ -100,7 +125,7 @@ def _table(load: str, order: str | None, capacity: str, points: float | None) ->
         pad_edge=False,
         padding=(0, 1, 0, 0),
     )
-    table.caption_justify, table.caption_style = "left", "yellow"
+    table.caption_justify, table.caption_style = "left", "dim"
     table.add_column("policy", no_wrap=True)
     for head in (
         "hit\nratio",
@@ -125,7 +150,7 @@ def _add(table: Table, policy: str, name: str, figures: Mapping[str, float | Non
         short(figures["uncached_tokens"]),
         NOTHING if policy == "lru" else change(figures["uncached_vs_lru"]),
         NOTHING if is_end else percent(figures["gap_closed"], digits=1),
-        NOTHING if demoted is None else f"{short(demoted)}/{short(regretted)}".replace(" ", ""),
+        NOTHING if demoted is None else _slashed(demoted, regretted),
         NOTHING if is_end else more(figures["extra_memory"]),
         style="dim" if policy == OPTIMUM else None,
     )
@@ -190,6 +215,10 @@ def by_windows(place: Place, windows: Sequence[Window]) -> str:
         f"{percent(lru / max(1, blocks))}, optimum {percent(best / max(1, blocks))}; most to gain from request "
         f"{most.first:,} on: {percent((most.optimum_hits - most.lru_hits) / max(1, most.prompt_blocks))}."
     )
+
+
+def _slashed(*counts: float | None) -> str:
+    return "/".join(map(short, counts)).replace(" ", "")
 
 
 def percent(share: float | None, digits: int = 2) -> str:
