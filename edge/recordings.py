@@ -116,12 +116,16 @@ class Recording:
 
     def _sign(self, **more: Any) -> bytes:
         return (
-            orjson.dumps({"now": self._since_s(asyncio.get_running_loop().time()), "lost": self._lost, **more}) + b"\n"
+            orjson.dumps(
+                {"what": "sign", "now": self._since_s(asyncio.get_running_loop().time()), "lost": self._lost, **more}
+            )
+            + b"\n"
         )
 
     def _told(self, ended: EndedTurn) -> dict[str, Any]:
         turn, lineage = ended.turn, ended.turn.lineage
         return {
+            "what": "turn",
             "t": self._since_s(ended.began_s),
             "dur": round(ended.ended_s - ended.began_s, 3),
             "conversation": self._id(turn, lineage.conversation),

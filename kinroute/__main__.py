@@ -12,6 +12,7 @@ from pathlib import Path
 from kinroute.key_arguments import add_key_commands
 from kinroute.problem import Problem
 from kinroute.processes import die_with_parent
+from kinroute.record_arguments import add_record_command
 from kinroute.replay.arguments import add_replay_arguments, asked
 from kinroute.token_arguments import add_token_commands
 from kinroute.trace_arguments import add_trace_commands
@@ -125,6 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     add_key_commands(commands)
     add_token_commands(commands)
     add_trace_commands(commands)
+    add_record_command(commands)
     bench = command("bench", _bench, "Measure this machine; ratios side by side in one run.")
     bench.add_argument("rest", nargs=argparse.REMAINDER, metavar="...", help="see `kinroute bench --help`")
     return parser

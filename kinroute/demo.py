@@ -6,7 +6,6 @@ returned, which survived and why, and that those of the one that came back are w
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,7 @@ from rich.table import Table
 from kinroute import paths
 from kinroute.agent import Agent, Answer, Message
 from kinroute.problem import Problem
-from kinroute.up import NOTE
+from kinroute.up import read_note
 from kinroute.worker_cache import Part, WorkerCache
 
 TIMEOUT_S = 120.0
@@ -46,7 +45,7 @@ QUESTIONS = (
 
 def demo(*, url: str | None, key: str | None) -> int:
     """Play the family against the edge at `url`. Raises Problem where it cannot be reached or refuses."""
-    note = _note()
+    note = read_note()
     base = url or note.get("url")
     if base is None:
         raise Problem("Kinroute does not run here: start it with scripts/run, or name its address with --url.")
@@ -171,15 +170,6 @@ def _nothing_demoted(parent: Answer, caches: Mapping[str, WorkerCache]) -> str:
 
 def _message(role: str, content: str) -> Message:
     return {"role": role, "content": content}
-
-
-def _note() -> dict[str, Any]:
-    """What `kinroute up` wrote of the system that it runs here; empty: it runs none."""
-    try:
-        note = json.loads((paths.state_folder() / NOTE).read_text())
-    except (OSError, ValueError):
-        return {}
-    return note if isinstance(note, dict) else {}
 
 
 def _local_key() -> str:

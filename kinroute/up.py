@@ -67,6 +67,15 @@ def up(config_file: Path | None, *, port: int | None, admin_port: int | None, ne
     return 0
 
 
+def read_note() -> dict[str, Any]:
+    """What `up` wrote of the system that it runs here; empty: it runs none."""
+    try:
+        note = json.loads((paths.state_folder() / NOTE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return note if isinstance(note, dict) else {}
+
+
 def _stop(number: int, frame: FrameType | None) -> None:
     raise Stopped
 

@@ -56,6 +56,20 @@ class Chains:
         """Blocks that no other prompt has."""
         return self._kept([(self._take(count), count)] if count else [])
 
+    @property
+    def num_ids(self) -> int:
+        return self._ids
+
+    def theirs(self) -> Uint64s:
+        """By our id, the block as the file names it; 0 for fresh ones."""
+        named = np.zeros(self._ids, np.uint64)
+        left = list(self._begins.values())
+        while left:
+            stretch = left.pop()
+            named[stretch.first : stretch.first + len(stretch.theirs)] = stretch.theirs
+            left.extend(stretch.after.values())
+        return named
+
     def _take(self, count: int) -> int:
         self._ids += count
         return self._ids - count

@@ -61,6 +61,7 @@ class Edge:
     key: str
     clients: contextlib.ExitStack
     grpc: str = ""
+    keys_file: str = ""
 
     def openai(self) -> openai.OpenAI:
         """Closed with the edge."""
@@ -96,10 +97,11 @@ def edge_of(folder: Path, context: list[str], generation: list[str], **more: Any
     with running("kinroute", "edge", "--config", str(file)) as process:
         listening = heard(process)
         assert listening["event"] == "listening"
-        key = Keyring.load(folder / "keys.json").local_key
+        keys_file = more.get("keys_file", str(folder / "keys.json"))
+        key = Keyring.load(Path(keys_file)).local_key
         http, admin = (f"http://{listening[name]}" for name in ("http", "admin"))
         with contextlib.ExitStack() as clients:
-            yield Edge(process, http, admin, key, clients, listening.get("grpc", ""))
+            yield Edge(process, http, admin, key, clients, listening.get("grpc", ""), keys_file)
 
 
 @pytest.fixture(scope="module")
