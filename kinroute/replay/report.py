@@ -13,17 +13,10 @@ import plotly.offline
 from markupsafe import Markup
 
 from kinroute.replay.arguments import OPTIMUM
-from kinroute.replay.figures import (
-    Figure,
-    by_windows,
-    family_tree,
-    first_tokens,
-    gaps_closed,
-    hit_ratios,
-    tails,
-    timeline,
-)
+from kinroute.replay.figures import by_windows, first_tokens, gaps_closed, hit_ratios, tails
 from kinroute.replay.findings import Findings
+from kinroute.replay.inside import family_tree, timeline
+from kinroute.replay.palette import Figure
 from kinroute.replay.rows import Outcome, Row, Summary
 from kinroute.replay.table import NOTHING, change, more, percent, served_cells, short
 
