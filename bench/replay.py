@@ -26,6 +26,7 @@ ARMS: tuple[tuple[str, Literal["aggregated", "context"]], ...] = (
     ("lru", "aggregated"),
     ("subagent", "aggregated"),
     ("subagent", "context"),
+    ("return_index", "aggregated"),
 )
 RECORDED_BYTES = 1024
 """`ru_maxrss` is in KiB."""

@@ -25,11 +25,11 @@ def simulate(requests: Sequence[PlayedRequest], arm: Arm, on_progress: Callable[
 
     Raises ValueError where the arm cannot be, RanksDiffer where a rank decides otherwise than rank 0.
     """
-    loop = ClosedLoop if arm.closed_loop else _OpenLoop
+    loop = ClosedLoop if arm.closed_loop else OpenLoop
     return loop(requests, arm, on_progress).run()
 
 
-class _OpenLoop(Loop):
+class OpenLoop(Loop):
     def begin(self) -> None:
         for index, request in enumerate(self.requests):
             self.at(request.t_s * 1000, Event.ARRIVES, index)

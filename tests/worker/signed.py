@@ -13,7 +13,7 @@ import numpy as np
 
 from enginelink.envelope import LIFE_S, PURPOSE_SUBMIT, Claims, Key, Signer, prompt_sha256
 from enginelink.v1 import link_pb2
-from tests.worker.clients import Edge, kinds
+from tests.worker.clients import Edge, kinds, link_tokens
 from tests.worker.running import MODEL_NAME
 
 KEY = Key("one", b"1" * 32)
@@ -27,6 +27,14 @@ def write_keys(file: Path) -> Path:
 
 def ask(edge: Edge, conversation: str, prompt: Sequence[int], parent: str = "", *, family: str = "parent") -> int:
     """One token of an answer; how many tokens of the prompt were cached."""
+    _, cached = answered(edge, conversation, prompt, parent, family=family)
+    return cached
+
+
+def answered(
+    edge: Edge, conversation: str, prompt: Sequence[int], parent: str = "", *, family: str = "parent", tokens: int = 1
+) -> tuple[list[int], int]:
+    """The answer, and how many tokens of the prompt were cached."""
     request_id = secrets.token_hex(8)
     now_s = int(time.time())
     claims = Claims(
@@ -48,11 +56,11 @@ def ask(edge: Edge, conversation: str, prompt: Sequence[int], parent: str = "", 
     handle = edge.submit(
         prompt,
         link_pb2.PHASE_AGGREGATED,
-        1,
+        tokens,
         request_id=request_id,
         conversation_id=conversation,
         lineage=Signer(KEY).sign(claims),
     )
     events = edge.events(handle)
     assert kinds(events)[-1] == "finished", events[-1]
-    return int(events[-1].finished.usage.cached_prompt_tokens)
+    return link_tokens(events), int(events[-1].finished.usage.cached_prompt_tokens)

@@ -22,7 +22,7 @@ from worker.core.config import ReusePolicy, SchedulerConfig
 from worker.core.conversations import News, StopReason
 from worker.core.outputs import Rejection
 from worker.core.plan import encode
-from worker.core.recording import MAGIC, Framer
+from worker.core.recording import MAGIC, VERSION, Framer
 from worker.core.replica import Replica
 from worker.core.scheduler import Scheduler
 from worker.core.types import Phase, Request
@@ -209,7 +209,10 @@ def test_of_a_torn_recording_what_stands_before_its_end_is_read(tmp_path: Path) 
     [
         (lambda data: data[:40], "expected a recording that ends no sooner"),
         (lambda data: data[:-20] + bytes(20), "expected a sound recording (at offset"),
-        (lambda data: data[: len(MAGIC)] + b"\xff\0\0\0" + data[len(MAGIC) + 4 :], "version 1 was due, not 255"),
+        (
+            lambda data: data[: len(MAGIC)] + b"\xff\0\0\0" + data[len(MAGIC) + 4 :],
+            f"version {VERSION} was due, not 255",
+        ),
     ],
 )
 def test_a_damaged_recording_is_named_with_what_was_due(tmp_path: Path, change: object, said: str) -> None:

@@ -13,7 +13,7 @@ from kinroute.replay.simulation import Arm, simulate
 from tests.kinroute.replay.loads import load
 from tests.kinroute.replay.plain import asked
 
-POLICIES = ("lru", "subagent")
+POLICIES = ("lru", "subagent", "return_index")
 
 
 def run(requests: list[PlayedRequest], policy: str = "lru", capacity: int = 80, **members: Any) -> RunResult:
@@ -96,7 +96,7 @@ def test_a_demoted_block_that_is_wanted_after_all_is_regretted() -> None:
         asked(40.0, (20, 7), **child),
     ]
 
-    lru, subagent = (run(requests, policy, capacity=18, warmup=0.0) for policy in POLICIES)
+    lru, subagent = (run(requests, policy, capacity=18, warmup=0.0) for policy in ("lru", "subagent"))
 
     assert (lru.regretted_blocks, lru.hit_blocks) == (0, 8)
     assert subagent.regretted_blocks == lru.hit_blocks - subagent.hit_blocks > 0
