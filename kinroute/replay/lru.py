@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from kinroute.replay.schedule import Schedule
 from kinroute.replay.segments import Bools, Int64s, Segments
 
 
 class Recency:
     """What was let go first leaves first. A path that is let go is stamped as a whole, as the manager does."""
 
-    is_bound = False
+    schedule: Schedule | None = None
     may_leave_alone: Bools | None = None
 
     def __init__(self, segments: Segments) -> None:

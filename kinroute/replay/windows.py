@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kinroute.replay.lru import Recency
 from kinroute.replay.optimum import NextUse
+from kinroute.replay.schedule import certain
 from kinroute.replay.segments import Blocks, Role, segments_of
 from kinroute.replay.walk import Walk
 
@@ -29,6 +30,7 @@ class Window:
 def windowed(requests: Sequence[Blocks], capacity_blocks: int, *, window: int, role: Role) -> list[Window]:
     """Windows of so many requests, the last one shorter. Those that arrive in one plan are not parted."""
     segments = segments_of(requests, role=role)
+    schedule = certain(segments)
     lru = Walk(segments, capacity_blocks, Recency(segments))
     windows: list[Window] = []
     while lru.came < len(requests):
@@ -36,7 +38,7 @@ def windowed(requests: Sequence[Blocks], capacity_blocks: int, *, window: int, r
         before = lru.forked(Recency(segments))
         lru.run(min(first + window, len(requests)))
         part = slice(first, lru.came)
-        best = before.forked(NextUse(segments, first, lru.came))
+        best = before.forked(NextUse(segments, capacity_blocks, schedule, start=first, stop=lru.came))
         best.run(lru.came)
         windows.append(
             Window(
@@ -44,7 +46,7 @@ def windowed(requests: Sequence[Blocks], capacity_blocks: int, *, window: int, r
                 requests=part.stop - first,
                 prompt_blocks=int(segments.prompt_blocks[part].sum()),
                 lru_hits=int(lru.hits[part].sum()),
-                optimum_hits=int(best.hits[part].sum()),
+                optimum_hits=int((best.hits + schedule.given)[part].sum()),
             )
         )
     return windows

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator
 from typing import TypeAlias
 
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from kinroute.replay.ceiling import ceiling
+from kinroute.replay.arm import CONTEXT_LEG_S, STEP_MS
 from kinroute.replay.lru import Recency
-from kinroute.replay.optimum import Bound, NextUse, optimum, optimum_of
+from kinroute.replay.optimum import Bound, NextUse, counted, optimum, optimum_of
+from kinroute.replay.schedule import as_they_come
 from kinroute.replay.segments import Role, segments_of
 from kinroute.replay.walk import Walk
 from tests.kinroute.replay.words import Words, load, words
@@ -17,30 +19,29 @@ from tests.kinroute.replay.words import Words, load, words
 Cache: TypeAlias = frozenset[str]
 
 
-def best_of_all(requests: list[Words], capacity: int, role: Role) -> int | None:
-    """The most hits that any sequence of legal evictions reaches, by trying them all.
+def best_of_all(requests: list[Words], capacity: int, role: Role, counted_from: int = 0) -> int | None:
+    """The most hits of requests from `counted_from` on that any sequence of legal evictions reaches: all are tried.
 
     Legal: in the plan in which they come, requests hold all of their blocks, old and new, until that in which they are
-    over, one after the other, each with its answer's blocks till these have their places. Whenever there are more
-    blocks than places, as many idle ones leave as there are too many, none before what hangs below it. Nobody waits. A
-    hit is a block that is there when the request comes, or that another needs that came before, the last block of a
-    prompt excepted.
+    over and their answers are kept. At the end of a plan as many idle blocks leave as there are too many, none before
+    what hangs below it. Nobody waits. A hit is a block that is there when the request comes, or that another needs that
+    came before, the last block of a prompt excepted.
     None: they hold more than there are places.
     """
     states: dict[Cache, int] = {frozenset(): 0}
-    overs = [max(one.plan + one.plans, one.plan + 1) for one in requests]
+    leg = math.ceil(CONTEXT_LEG_S * 1000 / STEP_MS)
+    overs = [one.plan + (leg if role == "context" else max(1, one.plans)) for one in requests]
     running: list[int] = []
     for plan in range(max(overs) + 1):
         for number in sorted(running, key=lambda number: (overs[number], number)):
             if overs[number] == plan:
                 answer = set(path(requests[number], requests[number].answer if role == "aggregated" else ""))
-                held = {word for one in running for word in path(requests[one])} | answer
-                states = roomy({cache | answer: hits for cache, hits in states.items()}, held, capacity)
+                states = {cache | answer: hits for cache, hits in states.items()}
                 running.remove(number)
         for number, one in enumerate(requests):
             if one.plan == plan:
                 running.append(number)
-                states = asked(states, one)
+                states = asked(states, one, counts=number >= counted_from)
         states = roomy(states, {word for one in running for word in path(requests[one])}, capacity)
     return max(states.values(), default=None)
 
@@ -50,13 +51,13 @@ def path(one: Words, answer: str = "") -> list[str]:
     return [word[: at + 1] for at in range(len(word))]
 
 
-def asked(states: dict[Cache, int], one: Words) -> dict[Cache, int]:
+def asked(states: dict[Cache, int], one: Words, *, counts: bool) -> dict[Cache, int]:
     """It has come in each of these caches, which may be too full now."""
     after: dict[Cache, int] = {}
     for cache, hits in states.items():
         found = len(list(itertools.takewhile(cache.__contains__, path(one)[:-1])))
         grown = cache | set(path(one))
-        after[grown] = max(after.get(grown, 0), hits + found)
+        after[grown] = max(after.get(grown, 0), hits + found * counts)
     return after
 
 
@@ -108,10 +109,10 @@ def test_requests_of_the_warm_up_are_not_counted() -> None:
 @given(words(most=7, longest=4, longest_s=5), st.integers(3, 9), st.sampled_from(["aggregated", "context"]))
 def test_no_sequence_of_legal_evictions_does_better(requests: list[Words], capacity: int, role: Role) -> None:
     segments = segments_of(load(*requests), role=role)
-    walk = Walk(segments, capacity, NextUse(segments))
+    walk = Walk(segments, capacity, NextUse(segments, capacity, as_they_come(segments)))
     walk.run()
     best, bound = best_of_all(requests, capacity, role), int(walk.hits.sum())
-    assume(best is not None and not walk.waited)
+    assume(best is not None)
 
     assert best is not None
     assert best <= bound
@@ -119,19 +120,35 @@ def test_no_sequence_of_legal_evictions_does_better(requests: list[Words], capac
         assert best == bound, "the bound is not reached though nothing keeps it from that"
 
 
-@settings(max_examples=60, deadline=None)
-@given(words(most=20), st.integers(1, 40), st.sampled_from(["aggregated", "context"]))
-def test_lru_hits_no_more_than_the_optimum_and_that_no_more_than_a_cache_without_end(
-    requests: list[Words], spare: int, role: Role
+@settings(max_examples=80, deadline=None)
+@given(
+    words(most=7, longest=4, longest_s=5),
+    st.integers(3, 12),
+    st.sampled_from(["aggregated", "context"]),
+    st.sampled_from([0.0, 0.3, 0.6]),
+)
+def test_no_sequence_of_legal_evictions_hits_more_after_a_warm_up(
+    requests: list[Words], capacity: int, role: Role, warmup: float
 ) -> None:
-    asked = load(*requests)
-    segments = segments_of(asked, role=role)
+    best = best_of_all(requests, capacity, role, int(len(requests) * warmup))
+    assume(best is not None)
+
+    assert best is not None
+    assert best <= optimum(load(*requests), capacity, role=role, warmup=warmup).hit_blocks
+
+
+@settings(max_examples=120, deadline=None)
+@given(words(most=20), st.integers(1, 40), st.sampled_from(["aggregated", "context"]), st.sampled_from([0.0, 0.3]))
+def test_lru_hits_no_more_than_the_optimum_also_where_requests_overlap_and_wait_for_each_other(
+    requests: list[Words], spare: int, role: Role, warmup: float
+) -> None:
+    segments = segments_of(load(*requests), role=role)
     endless = Walk(segments, 10**6, Recency(segments))
     endless.run()
     capacity = endless.most_held + len(requests) + spare
     lru = Walk(segments, capacity, Recency(segments))
     lru.run()
 
-    bound, top = optimum_of(segments, capacity, warmup=0.0), ceiling(asked, role=role, warmup=0.0)
+    bound = optimum_of(segments, capacity, warmup=warmup)
 
-    assert lru.hits.sum() <= bound.hit_blocks <= top.hit_blocks
+    assert counted(segments, lru.hits, warmup).hit_blocks <= bound.hit_blocks
