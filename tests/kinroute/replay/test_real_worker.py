@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from kinroute.replay.simulation import OpenLoop
 from kinroute.replay.traces import tokens_of
 from tests.kinroute.replay.loads import BLOCK, load
 from tests.tiny_models import make_tiny_model
-from tests.worker.clients import Edge
+from tests.worker.clients import Edge, until
 from tests.worker.running import Running, worker
 from tests.worker.signed import answered, write_keys
 from worker.core import checkpoint
@@ -183,10 +182,13 @@ def ask_all(running: Running, edge: Edge, requests: Sequence[PlayedRequest]) -> 
         for at, block in enumerate(ids_of(request.answer_blocks)):
             said = tokens[BLOCK * at : BLOCK * (at + 1)]
             words[block] = [*said, *spelled(block)[len(said) :]]
-        running.wait_clean()
-        while running.metric("kinroute_worker_kv_pages", state="moving"):
-            time.sleep(0.002)
+        until(lambda: is_at_rest(running))
     return words
+
+
+def is_at_rest(running: Running) -> bool:
+    """Nothing is held, and no copy between tiers is under way."""
+    return running.leaks()["clean"] and not running.metric("kinroute_worker_kv_pages", state="moving")
 
 
 @pytest.fixture(scope="module")
