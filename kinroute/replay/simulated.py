@@ -10,6 +10,7 @@ from kinroute.replay.copying import Copying
 from kinroute.replay.ranks import Ranks
 from worker.core.config import CacheConfig, RetentionPolicy, ReusePolicy, SchedulerConfig
 from worker.core.conversations import StopReason
+from worker.core.ghosts import Ghosts
 from worker.core.outputs import Output
 from worker.core.plan import Plan
 from worker.core.replica import Replica
@@ -65,7 +66,12 @@ class SimulatedWorker:
     def __init__(self, arm: Arm, block_tokens: int, num_requests: int) -> None:
         config = cache_config(arm, block_tokens)
         self.replica = Replica(config)
-        self.scheduler = Scheduler(scheduler_config(arm, num_requests), self.replica, lambda request: b"")
+        self.scheduler = Scheduler(
+            scheduler_config(arm, num_requests),
+            self.replica,
+            lambda request: b"",
+            None if arm.policy == RetentionPolicy.LRU else Ghosts(self.replica),
+        )
         self._ranks = Ranks(config, arm.tp - 1)
         self._copying = Copying(arm.host_rate, arm.disk_rate)
         self._plan: Plan | None = None

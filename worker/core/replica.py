@@ -44,6 +44,8 @@ class Replica:
         self.index: ReturnIndex | None = None
         if config.retention_policy is RetentionPolicy.RETURN_INDEX:
             self.index = ReturnIndex(self.cache.tree)
+        self.indexes = [self.index] if self.index is not None else []
+        """Its own, and those of ghosts, which hear what it hears."""
         self._number = 0
         self._work = StepWork()
         self._chunks: list[ChunkOf] = []
@@ -85,8 +87,8 @@ class Replica:
         self._number = number
         self._journal.begin(number)
         self.cache.begin(number, now_ms)
-        if self.index is not None:
-            self.index.begin(now_ms)
+        for index in self.indexes:
+            index.begin(now_ms)
         self._work = StepWork()
         for chunk in self._chunks:
             self._commit(chunk.sequence)
@@ -180,15 +182,15 @@ class Replica:
             act.conversation, act.scope, act.parent, act.turn, act.prompt_hash
         ):
             self._journal.note("forget", forgotten)
-            if self.index is not None:
-                self.index.forgotten(forgotten)
+            for index in self.indexes:
+                index.forgotten(forgotten)
         if known is None or known.demoted:
             if self.cache.tree.owners.of(act.conversation):
                 self.cache.restore(act.conversation)
             self.conversations[act.conversation].demoted = False
-        if self.index is not None:
+        for index in self.indexes:
             prompt_tokens = act.matched + len(act.token_ids) // TOKEN_BYTES
-            self.index.admitted(self.conversations[act.conversation], act.matched, prompt_tokens)
+            index.admitted(self.conversations[act.conversation], act.matched, prompt_tokens)
 
     def _return(self, act: plans.Return) -> None:
         sequence = self.sequences[RequestKey(act.key)]
@@ -340,13 +342,13 @@ class Replica:
             self._changed(act.conversation)
 
     def _changed(self, conversation: str) -> None:
-        if self.index is not None:
-            self.index.changed(self.conversations[conversation])
+        for index in self.indexes:
+            index.changed(self.conversations[conversation])
 
     def _learn(self, act: plans.Learned) -> None:
-        assert self.index is not None, "tables for a policy that has none"
         self._journal.note("learned", zlib.crc32(act.values), *act.groups)
-        self.index.learned(tables.unpacked(act.groups, act.values))
+        for index in self.indexes:
+            index.learned(tables.unpacked(act.groups, act.values))
 
     def _switch(self, act: plans.Switch) -> None:
         self._journal.note("switch", act.policy)

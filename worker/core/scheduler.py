@@ -20,6 +20,7 @@ from worker.core.admission import Admission, Place
 from worker.core.arrays import alike
 from worker.core.config import RetentionPolicy, SchedulerConfig
 from worker.core.conversations import News, StopReason
+from worker.core.ghosts import Ghosts
 from worker.core.live import Live, Stage
 from worker.core.outputs import (
     Failed,
@@ -50,11 +51,19 @@ LOOKAHEAD = 32
 class Scheduler:
     """Owns the queue and every live request. `plan` acts on `replica` as it decides; nobody else may."""
 
-    def __init__(self, config: SchedulerConfig, replica: Replica, source_of: Callable[[Request], bytes]) -> None:
-        """`source_of`: a generation leg's session reference, as its pull needs it."""
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        replica: Replica,
+        source_of: Callable[[Request], bytes],
+        ghosts: Ghosts | None = None,
+    ) -> None:
+        """`source_of`: a generation leg's session reference, as its pull needs it. `ghosts`: watch, and may make the
+        policy fall back."""
         self._config = config
         self._replica = replica
         self._source_of = source_of
+        self._ghosts = ghosts
         self._admission = Admission(replica)
         self._block = replica.config.tokens_per_block
         self._capacity = replica.config.num_pages * self._block
@@ -209,8 +218,7 @@ class Scheduler:
         self._number += 1
         self._last_plan_ms = now_ms
         self._acts = []
-        self._replica.begin(self._number, now_ms)
-        self._learn()
+        self._begin(now_ms)
         due, self._due = self._due, []
         for act in due:
             self._act(act)
@@ -241,8 +249,11 @@ class Scheduler:
         self._stalled = not (self._acts or self._told or work.copies)
         return Plan(self._number, now_ms, tuple(self._acts)), work
 
-    def _learn(self) -> None:
-        """Tell the ranks what rank 0 knows by now of who comes back."""
+    def _begin(self, now_ms: int) -> None:
+        """Open the plan; now and then it tells the ranks what rank 0 knows by now of who comes back."""
+        self._replica.begin(self._number, now_ms)
+        if self._ghosts is not None:
+            self._ghosts.begin(self._number)
         index = self._replica.index
         if index is not None and self._number % self._config.learning_plans == 0:
             self._act(plans.Learned(*tables.packed(self._learner.rows(index.idle()))))
@@ -414,10 +425,15 @@ class Scheduler:
     def _hold(self, live: Live, place: Place, budget: int) -> int:
         """Admit `live` behind its match; returns the tokens of its first chunk, 0 where it has to wait for pages."""
         request = live.request
-        self._act(self._admission.act(live, place))
+        act = self._admission.act(live, place)
+        self._act(act)
         if not live.started:
             self._ages += 1
             live.age = self._ages
+            if self._ghosts is not None and act.prefills:
+                wanted = self._ghosts.admitted(request, place.tokens, act.matched)
+                if wanted is not None:
+                    self.switch(wanted)
         live.started = True
         sequence = self._replica.sequences[request.key]
         live.returns |= sequence.returns
@@ -492,9 +508,16 @@ class Scheduler:
 
     def _forget(self, live: Live) -> None:
         del self._live[live.request.key]
+        self._let_go_ghosts(live)
         if live.stage is Stage.QUEUED:
             self._waiting.drop(live)
             if live.started and live.request.conversation:
                 self._due.append(plans.Abandon(live.request.conversation))
         else:
             self._due.append(plans.Release(live.request.key))
+
+    def _let_go_ghosts(self, live: Live) -> None:
+        if self._ghosts is not None and live.started and live.request.phase is not Phase.GENERATION:
+            sequence = self._replica.sequences.get(live.request.key)
+            computed = sequence.computed if sequence is not None else len(live.request.token_ids)
+            self._ghosts.let_go(live.request, live.tokens[:computed])
