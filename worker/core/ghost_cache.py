@@ -53,8 +53,10 @@ class GhostCache:
         return min(match.blocks, (len(tokens) - 1) // self._block)
 
     def let_go(self, key: int, tokens: Int32s, room: int) -> None:
-        """It is over; `tokens` are those computed."""
-        held = self._held.pop(key)
+        """It is over; `tokens` are those computed. Nothing where it began before this cache did."""
+        held = self._held.pop(key, None)
+        if held is None:
+            return
         self._grow(held, tokens, room)
         self._tree.release(held.hold)
         if self.index is not None:
