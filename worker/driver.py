@@ -34,8 +34,10 @@ from worker.commands import (
 )
 from worker.copy_board import CopyResult
 from worker.core import plan as plans
+from worker.core.config import RetentionPolicy
 from worker.core.demotion import descendants
 from worker.core.events import CacheEvent
+from worker.core.ghosts import Ghosts
 from worker.core.outputs import Failed, Finished, HandoffReady, KvArrived, LoadSnapshot
 from worker.core.plan import Plan
 from worker.core.replica import Replica
@@ -85,8 +87,10 @@ class Driver:
         metrics: Metrics,
         on_copies: Callable[[Sequence[CopyWork]], None] = lambda copies: None,
         recording: Recording | None = None,
+        ghosts: Ghosts | None = None,
     ) -> None:
-        """`on_copies`: hears of each step's copies between tiers before any rank can report on them."""
+        """`on_copies`: hears of each step's copies between tiers before any rank can report on them. `ghosts`: those of
+        the scheduler, if it has any."""
         self._inbox = inbox
         self._engine = engine
         self._scheduler = scheduler
@@ -97,6 +101,9 @@ class Driver:
         self._metrics = metrics
         self._on_copies = on_copies
         self._recording = recording
+        self._ghosts = ghosts
+        self._policy = engine.replica.retention_policy
+        metrics.retention.kept_by(self._policy)
         self._sources: dict[RequestKey, bytes] = {}
         self._told: list[Told] = []
         self._snapshots: list[KvSnapshot] = []
@@ -152,7 +159,22 @@ class Driver:
             self._told.append(output)
         cache = self._engine.replica.cache
         self._metrics.cache.watch(cache.stats, [cache.pools.counts(tier) for tier in Tier])
+        if self._ghosts is not None:
+            self._metrics.retention.watch(self._ghosts.uncached)
+            self._follow_policy()
         self._tell(work.events)
+
+    def _follow_policy(self) -> None:
+        """Say so where the guard has changed it."""
+        policy = self._engine.replica.retention_policy
+        if policy is self._policy:
+            return
+        self._policy = policy
+        self._metrics.retention.kept_by(policy)
+        if policy is RetentionPolicy.LRU:
+            log.warning("lru would have cached more than the retention policy: blocks are kept by lru", now=policy)
+        else:
+            log.warning("the retention policy is tried again", now=policy)
 
     def _tell(self, events: Sequence[CacheEvent] = ()) -> None:
         told, self._told = self._told, []

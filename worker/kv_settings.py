@@ -58,7 +58,8 @@ class KvCacheConfig(Section):
     `event_buffer_max_size`: batches of KV events kept for those who follow them; 0 sends none.
     `retention_policy`: who leaves first. `lru`: who was used longest ago; `subagent`: finished sub-agents first;
     `return_index`: who is least likely to be asked for again, as the worker has learned. Null is `subagent` where
-    `finished_subagent_priority` is set, else `lru`.
+    `finished_subagent_priority` is set, else `lru`. `ghosts`: count beside the real cache what `lru` would have found,
+    and fall back to it while it does better.
     `idle_step_ms`: how often a worker with nothing to run makes a step while a sub-agent waits for its idle bound.
     `recording_max_bytes`: what the recordings of a worker may take; 0 is off. `recording_dir`: where they lie; without
     it, kinroute/recordings in the user's state folder.
@@ -83,6 +84,7 @@ class KvCacheConfig(Section):
     recording_max_bytes: Bytes = 256 << 20
     recording_dir: Path | None = None
     retention_policy: Literal["lru", "subagent", "return_index"] | None = None
+    ghosts: bool = True
     block_reuse_config: BlockReuseConfig = BlockReuseConfig()
 
     @property

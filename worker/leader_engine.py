@@ -23,7 +23,8 @@ from worker.commands import Command, Copied, Pulled, Released
 from worker.control import Facts, Leader, Setup, gather
 from worker.control import Pulled as RankPulled
 from worker.copy_board import CopyBoard
-from worker.core.config import CacheConfig, SchedulerConfig
+from worker.core.config import CacheConfig, RetentionPolicy, SchedulerConfig
+from worker.core.ghosts import Ghosts
 from worker.core.handoff import KvSource
 from worker.core.networks import AllowedNetworks
 from worker.core.recording import Failure, Header
@@ -133,10 +134,12 @@ class LeaderEngine(threading.Thread):
             recorder.start(engine.replica)
         layout = assembly.pool.layout
         self._metrics.cache.opened(tokens_per_block=layout.tokens_per_block, page_bytes=layout.page_bytes)
+        policy = engine.replica.config.retention_policy
+        ghosts = Ghosts(engine.replica) if cache.ghosts and policy is not RetentionPolicy.LRU else None
         self._driver = driver = Driver(
             self._inbox,
             engine,
-            Scheduler(self._scheduler_config(), engine.replica, _source_of),
+            Scheduler(self._scheduler_config(), engine.replica, _source_of, ghosts),
             Sampler(assembly.facts.vocab_size, assembly.pool.tensor.device),
             leader,
             self._gate,
@@ -144,6 +147,7 @@ class LeaderEngine(threading.Thread):
             self._metrics,
             self.copying,
             recorder,
+            ghosts,
         )
         self._handoffs = handoffs = Handoffs(
             engine.sessions,

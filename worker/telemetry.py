@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Summ
 from worker.cache_metrics import CacheMetrics
 from worker.core.step_load import StepLoad
 from worker.kv_event_metrics import KvEventMetrics
+from worker.retention_metrics import RetentionMetrics
 from worker.settings import Log
 
 STEP_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -93,6 +94,7 @@ class Metrics:
         )
         self.num_mismatches = 0
         self.cache = CacheMetrics(self.registry)
+        self.retention = RetentionMetrics(self.registry)
         self.kv_events = KvEventMetrics(self.registry)
 
     def count_forward(self, load: StepLoad, took_s: float) -> None:

@@ -66,11 +66,12 @@ class SimulatedWorker:
     def __init__(self, arm: Arm, block_tokens: int, num_requests: int) -> None:
         config = cache_config(arm, block_tokens)
         self.replica = Replica(config)
+        self.ghosts = None if arm.policy == RetentionPolicy.LRU else Ghosts(self.replica)
         self.scheduler = Scheduler(
             scheduler_config(arm, num_requests),
             self.replica,
             lambda request: b"",
-            None if arm.policy == RetentionPolicy.LRU else Ghosts(self.replica),
+            self.ghosts,
         )
         self._ranks = Ranks(config, arm.tp - 1)
         self._copying = Copying(arm.host_rate, arm.disk_rate)

@@ -23,8 +23,10 @@ OTHERS = b""
 
 @dataclass(slots=True)
 class Uncached:
-    """Prompt tokens that had to be computed: here, and where blocks are kept by `lru`, or never demoted."""
+    """Of so many requests, prompt tokens that had to be computed: here, and where blocks are kept by `lru`, or never
+    demoted."""
 
+    requests: int = 0
     real: int = 0
     lru: int = 0
     undemoted: int = 0
@@ -64,6 +66,7 @@ class Ghosts:
         if self._replica.index is not None:
             undemoted = real if self._indexed is None else len(tokens) - found[1] * block
         total = self._total(request.tenant)
+        total.requests += 1
         total.real += real
         total.lru += lru
         total.undemoted += undemoted
