@@ -24,6 +24,7 @@ LOW = 1
 DEMOTED = "kinroute_worker_kv_demoted_conversations_total"
 DEMOTED_BLOCKS = "kinroute_worker_kv_demoted_blocks_total"
 RESTORED = "kinroute_worker_kv_restored_conversations_total"
+SAVED = "kinroute_worker_kv_retention_saved_tokens"
 MISMATCHES = "kinroute_worker_digest_mismatches_total"
 
 
@@ -94,6 +95,7 @@ def test_finished_subagent_demotion_is_rank_deterministic(
         assert ask(edge, "one", one, "parent") == 8 * BLOCK
         assert family(running)["one"]["state"] == "idle"
         assert running.metric(RESTORED) == 1
+        assert running.metric(SAVED, against="lru") == 10 * BLOCK, "the stranger's"
 
         wait_until_idle(running, "one")
         ask(edge, "parent", [*parent[:-1], *blocks(120, 4), 3])
