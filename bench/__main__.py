@@ -26,6 +26,7 @@ PARTS = {
     "kv": "bench.kv.report",
     "replay": "bench.replay",
     "tiers": "bench.tiers",
+    "ghosts": "bench.ghosts",
     "fairness": "bench.fairness",
     "attacks": "bench.attacks",
 }
