@@ -9,6 +9,7 @@ from worker.core.conversations import Conversation
 from worker.core.demotion import Verdict, descendants, verdicts
 from worker.core.events import KEY_BYTES
 from worker.core.replica import Replica
+from worker.core.returns.explained import explained
 from worker.core.runs import Run
 from worker.core.tiers import Tier
 
@@ -82,6 +83,7 @@ def _conversation(replica: Replica, one: Conversation) -> dict[str, Any]:
         "blocks": blocks,
         "priority": [min(priorities), max(priorities)] if priorities else None,
         "idle_steps": None if last is None or one.is_in_flight else replica.number - last,
+        **({"retention": explained(replica.index, one.id)} if replica.index is not None else {}),
     }
 
 

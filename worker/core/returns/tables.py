@@ -40,5 +40,10 @@ class Tables:
     def rows(self) -> Mapping[int, Sequence[int]]:
         return self._rows
 
+    @property
+    def is_learned(self) -> bool:
+        """Not what holds before anything is known."""
+        return self._rows[EVERYBODY] is not PRIOR
+
     def value(self, group: int, bucket: int) -> int:
         return (self._rows.get(group) or self._rows[EVERYBODY])[bucket]
