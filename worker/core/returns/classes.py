@@ -1,8 +1,7 @@
 """Classes of conversations: what is known of one when its turn is over, from coarse to fine, as one number.
 
-Where the last answer's stop reason is known it tells most. Where it is not, the shape of the traffic has to do: the
-last gap, and the answer's length. A class is a number in mixed radix, its coarsest digit first, so a coarser group is
-the number divided.
+Where the last answer's stop reason is known it tells most; where it is not, the last gap has to do. A class is a number
+in mixed radix, its coarsest digit first, so a coarser group is the number divided.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ CHILDREN = Digit("children", ("none", "in flight", "ended"))
 GAP = Digit("last_gap_ms", ("none yet", *_groups(GAP_MS)))
 OUTPUT = Digit("output_tokens", _groups(OUTPUT_TOKENS))
 
-KNOWN = (FINAL, STOP, KIND, TURN, CHILDREN)
+KNOWN = (FINAL, STOP, KIND, TURN, CHILDREN, OUTPUT)
 UNKNOWN = (FINAL, KIND, TURN, CHILDREN, GAP, OUTPUT)
 """The digits of a class whose stop reason is known, and of one whose is not."""
 NUM_KNOWN = math.prod(len(digit.values) for digit in KNOWN)
@@ -73,10 +72,11 @@ EVERYBODY = NUM_CLASSES
 def class_of(features: Features) -> int:
     """In [0, NUM_CLASSES)."""
     turns = bisect.bisect_right(TURNS, features.turns)
-    if features.stop is not StopReason.UNKNOWN:
-        return _number(KNOWN, features.final, features.stop - 1, features.is_child, turns, features.children)
-    gap = 0 if features.gap_ms is None else 1 + bisect.bisect_right(GAP_MS, features.gap_ms)
     output = bisect.bisect_right(OUTPUT_TOKENS, features.output_tokens)
+    if features.stop is not StopReason.UNKNOWN:
+        stop = features.stop - 1
+        return _number(KNOWN, features.final, stop, features.is_child, turns, features.children, output)
+    gap = 0 if features.gap_ms is None else 1 + bisect.bisect_right(GAP_MS, features.gap_ms)
     given = features.final, features.is_child, turns, features.children, gap, output
     return NUM_KNOWN + _number(UNKNOWN, *given)
 

@@ -233,6 +233,7 @@ def test_it_is_told_why_a_conversation_is_worth_what_it_is() -> None:
     assert told is not None
     assert told["class"] == {
         "final": "yes", "stop_reason": "tool_call", "kind": "root", "turns": "1 to 1", "children": "none",
+        "output_tokens": "0 to 149",
     }  # fmt: skip
     assert told["age_ms"] == [1000, 1189]
     assert told["why"] == "learned of all classes together, as its own is new, at this age"

@@ -82,7 +82,7 @@ def test_a_bucket_draws_on_the_coarser_hazard_by_a_few_returns() -> None:
     hazard = learner._hazards(learner._idle_s)[TOOL][0]
     everybody = (0 + 4.0) / (0.25 + 4.0 / (PRIOR_HAZARD / 0.125))
     expected = everybody
-    for _ in range(4):
+    for _ in range(5):
         expected = PSEUDO_RETURNS / (0.25 + PSEUDO_RETURNS / expected)
     assert hazard == pytest.approx(expected)
 
