@@ -98,7 +98,7 @@ def edge_of(folder: Path, context: list[str], generation: list[str], **more: Any
         listening = heard(process)
         assert listening["event"] == "listening"
         keys_file = more.get("keys_file", str(folder / "keys.json"))
-        key = Keyring.load(Path(keys_file)).local_key
+        key = "" if keys_file is None else Keyring.load(Path(keys_file)).local_key
         http, admin = (f"http://{listening[name]}" for name in ("http", "admin"))
         with contextlib.ExitStack() as clients:
             yield Edge(process, http, admin, key, clients, listening.get("grpc", ""), keys_file)

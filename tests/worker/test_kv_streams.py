@@ -49,6 +49,8 @@ def keys_of(prompt: Sequence[int], salt: str = SALT) -> list[bytes]:
 def answer(running: Running, prompt: Sequence[int]) -> None:
     with OpenEngine(running.grpc) as client:
         client.answer(generate_request(prompt, 2, kv=generation_pb2.KvOptions(cache_salt=SALT)))
+    # What the last step computed is committed with the plan that lets go of it.
+    running.wait_clean()
 
 
 def clear(running: Running) -> None:

@@ -62,13 +62,14 @@ def test_one_that_fails_says_why_and_the_others_go_on() -> None:
 
 
 def test_leaving_ends_what_still_runs(tmp_path: Path) -> None:
+    others = {child.pid for child in psutil.Process().children(recursive=True)}
     with Arms[Sleeper | Square](2) as arms:
         arms.add(Sleeper(tmp_path))
         arms.add(Square(1))
         for news in arms.news():
             if isinstance(news, Ended):
                 break
-        pids = [child.pid for child in psutil.Process().children(recursive=True)]
+        pids = {child.pid for child in psutil.Process().children(recursive=True)} - others
         assert pids
 
     assert not any(map(psutil.pid_exists, pids))
